@@ -1,0 +1,1 @@
+"""Measures a placement and says whether the measurement is valid."""

@@ -1,0 +1,1 @@
+"""Operators and engines: what each needs, allows and can express."""

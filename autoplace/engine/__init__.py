@@ -1,0 +1,1 @@
+"""The builtin engine: loads a placement and runs it."""

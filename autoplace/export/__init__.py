@@ -1,0 +1,1 @@
+"""The same placement as arguments for other engines."""

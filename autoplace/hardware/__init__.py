@@ -1,0 +1,1 @@
+"""The machine: devices, links, budgets, and the ledger that enforces them."""

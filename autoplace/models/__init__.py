@@ -1,0 +1,1 @@
+"""Plain torch modules assembled from a ModelSpec."""

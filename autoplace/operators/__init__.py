@@ -1,0 +1,1 @@
+"""What rules put in the place of plain modules."""

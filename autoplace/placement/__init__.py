@@ -1,0 +1,1 @@
+"""Which module runs where, and how many bytes that takes."""

@@ -1,0 +1,1 @@
+"""How fast a placement will be, before it is built."""

@@ -1,0 +1,1 @@
+"""KTransformers rule files: read, write, match, compile, read back."""

@@ -1,0 +1,1 @@
+"""The search: Optuna trials over placements, run in Ray workers."""
