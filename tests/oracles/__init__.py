@@ -1,0 +1,1 @@
+"""Other people's code that tests compare with."""
