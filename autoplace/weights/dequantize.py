@@ -174,10 +174,10 @@ def _iq4_nl(blocks: Blocks, out: Floats) -> None:
 
 
 def _iq4_xs(blocks: Blocks, out: Floats) -> None:
-    low: Bytes = (blocks["scales_l"][:, :, None] >> np.array([0, 4], np.uint8)).reshape(-1, 8)
+    low = _planes(blocks["scales_l"], 4, groups=4).reshape(-1, 8)
     pairs = blocks["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16)
     high: Bytes = np.bitwise_and(pairs, 3).astype(np.uint8)
-    packed = (low & np.uint8(15)) | (high << np.uint8(4))
+    packed = low | (high << np.uint8(4))
     scales = (_scale(blocks) * _signed(packed, 32))[..., None]
     levels = np.array(IQ4_VALUES, np.float32)[_planes(blocks["qs"], 4, groups=8)]
     np.multiply(scales, levels.reshape(-1, 8, 32), out=out.reshape(-1, 8, 32))
