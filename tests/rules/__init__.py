@@ -1,0 +1,1 @@
+"""Rule files: read, written, matched, compiled, read back, checked."""
