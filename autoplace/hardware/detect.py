@@ -96,7 +96,9 @@ def bind(machine: Machine, present: Sequence[GpuFacts]) -> Machine:
                 uuid=card.uuid,
                 reserve_bytes=max(
                     device.reserve_bytes,
-                    device.memory_bytes - card.free_bytes + min(device.reserve_bytes, CONTEXT_BYTES),
+                    device.memory_bytes
+                    - card.free_bytes
+                    + min(device.reserve_bytes, CONTEXT_BYTES),
                 ),
             )
             if device.uuid is None

@@ -42,7 +42,7 @@ def visible_gpus() -> tuple[GpuFacts, ...]:
 
 
 def select_visible(gpus: Sequence[GpuFacts], visible: str | None) -> tuple[GpuFacts, ...]:
-    """The GPUs a `CUDA_VISIBLE_DEVICES` value leaves; as in CUDA the first unknown entry ends it."""
+    """The GPUs a `CUDA_VISIBLE_DEVICES` value leaves; as in CUDA an unknown entry ends the list."""
     if visible is None:
         return tuple(gpus)
     chosen = set()
@@ -87,9 +87,7 @@ def _facts(handle: Any) -> GpuFacts:
         free_bytes=memory.free,
         compute_capability=(major, minor),
         bandwidth_bytes_per_s=_bandwidth(handle),
-        pcie_gen=_ask(
-            pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle, default=FALLBACK_PCIE_GEN
-        ),
+        pcie_gen=_ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle, default=FALLBACK_PCIE_GEN),
         process_ids=tuple(process.pid for process in processes),
         utilisation_percent=utilisation.gpu if utilisation else 0,
     )
@@ -98,9 +96,7 @@ def _facts(handle: Any) -> GpuFacts:
 def _bandwidth(handle: Any) -> float:
     """Two transfers a clock (as NVML counts memory clocks), over the width of the bus."""
     width_bits = _ask(pynvml.nvmlDeviceGetMemoryBusWidth, handle, default=0)
-    clock_mhz = _ask(
-        pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM, default=0
-    )
+    clock_mhz = _ask(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM, default=0)
     return float(2 * clock_mhz * 1e6 * width_bits / 8)
 
 

@@ -33,7 +33,9 @@ def _composed(profile: Mapping[str, Any]) -> Machine:
     parts = [gpu_part(name) for name in profile["gpus"]]
     host = host_part(profile["host"])
     if profile["host_memory_gib"] is None:
-        raise AutoplaceError("hardware.host_memory_gib is not given; e.g. hardware.host_memory_gib=64")
+        raise AutoplaceError(
+            "hardware.host_memory_gib is not given; e.g. hardware.host_memory_gib=64"
+        )
     memory = _gpu_memory(profile, len(parts))
     reserve_bytes = _bytes(profile, "reserve_gib")
     gpus = tuple(
@@ -161,9 +163,7 @@ def _gpu_memory(profile: Mapping[str, Any], count: int) -> list[int | None]:
     if isinstance(given, str) or not all(isinstance(n, int | float) and n > 0 for n in numbers):
         raise AutoplaceError(f"hardware.gpu_memory_gib is a number or a list, got {given!r}")
     if len(numbers) != count:
-        raise AutoplaceError(
-            f"hardware.gpu_memory_gib has {len(numbers)} numbers for {count} GPUs"
-        )
+        raise AutoplaceError(f"hardware.gpu_memory_gib has {len(numbers)} numbers for {count} GPUs")
     return [round(n * GIB) for n in numbers]
 
 
@@ -188,7 +188,7 @@ def _memory_links(devices: tuple[Device, ...]) -> tuple[Link, ...]:
 
 
 def _bytes(profile: Mapping[str, Any], key: str) -> int:
-    gib = profile[key]
+    gib = float(profile[key])
     if gib < 0:
         raise AutoplaceError(f"hardware.{key} is negative: {gib}")
     return round(gib * GIB)

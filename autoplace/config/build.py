@@ -1,0 +1,260 @@
+"""From checked values to what a command is asked to do."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from autoplace.bench.request import MeasureSettings
+from autoplace.config.compose import Composed, compose_command
+from autoplace.config.domain import (
+    BenchConfig,
+    CheckConfig,
+    Config,
+    EngineConfig,
+    InspectConfig,
+    MeasureConfig,
+    ModelConfig,
+    PlanConfig,
+    ReportConfig,
+    RunnerConfig,
+    SamplerConfig,
+    SettingsConfig,
+    StorageConfig,
+    SynthConfig,
+    TuneConfig,
+)
+from autoplace.errors import AutoplaceError
+from autoplace.hardware.detect import require_present
+from autoplace.hardware.machine import Machine
+from autoplace.hardware.profile import machine_from_profile
+from autoplace.placement.settings import KV_TYPES
+from autoplace.workload import Workload
+
+OUTPUTS = ("text", "json")
+DTYPES = ("bfloat16", "float32")
+DATABASE = "studies.db"
+
+
+def load_config(command: str, overrides: Sequence[str]) -> Config:
+    """The frozen config of a command from `key=value` words in Hydra's grammar.
+
+    Raises `AutoplaceError`, one line each, for keys, groups and values that do not exist, with
+    the near miss; and for a profile whose GPUs are not here where it is to be measured.
+    """
+    composed = compose_command(command, overrides)
+    _one_of("output", composed.values["output"], OUTPUTS)
+    return BUILDERS[command](composed)
+
+
+def _inspect(composed: Composed) -> InspectConfig:
+    return InspectConfig(model=_model(composed), output=composed.values["output"])
+
+
+def _synth(composed: Composed) -> SynthConfig:
+    values = composed.values
+    model = _model(composed)
+    if model.path is not None:
+        raise AutoplaceError("synth writes a preset: give model=NAME and out=FILE, not model.path")
+    _at_least("num_shards", values["num_shards"], 1)
+    return SynthConfig(
+        model=ModelConfig(
+            name=model.name,
+            path=None,
+            preset=model.preset,
+            quant=values["quant"] or model.quant,
+        ),
+        out=_needed_path(composed, "synth", "out"),
+        sparse=values["sparse"],
+        num_shards=values["num_shards"],
+        seed=values["seed"],
+        output=values["output"],
+    )
+
+
+def _plan(composed: Composed) -> PlanConfig:
+    return PlanConfig(
+        machine=_machine(composed),
+        model=_model(composed),
+        workload=_workload(composed),
+        engine=_engine(composed),
+        settings=_settings(composed),
+        rules=_path(composed.values["rules"]),
+        output=composed.values["output"],
+    )
+
+
+def _check(composed: Composed) -> CheckConfig:
+    return CheckConfig(
+        machine=_machine(composed),
+        model=_model(composed),
+        workload=_workload(composed),
+        engine=_engine(composed),
+        settings=_settings(composed),
+        rules=_needed_path(composed, "check", "rules"),
+        output=composed.values["output"],
+    )
+
+
+def _bench(composed: Composed) -> BenchConfig:
+    rules = _needed_path(composed, "bench", "rules")
+    measure = _measure(composed)
+    return BenchConfig(
+        machine=_measured_machine(composed, measure),
+        model=_model(composed),
+        workload=_workload(composed),
+        engine=_engine(composed),
+        settings=_settings(composed),
+        measure=measure,
+        runner=RunnerConfig(**composed.values["runner"]),
+        rules=rules,
+        output=composed.values["output"],
+    )
+
+
+def _tune(composed: Composed) -> TuneConfig:
+    values = composed.values
+    _at_least("n_trials", values["n_trials"], 1)
+    _one_of("kv_type", values["kv_type"], KV_TYPES)
+    measure = _measure(composed)
+    return TuneConfig(
+        machine=_measured_machine(composed, measure),
+        model=_model(composed),
+        workload=_workload(composed),
+        engine=_engine(composed),
+        measure=measure,
+        sampler=SamplerConfig(**values["sampler"]),
+        runner=RunnerConfig(**values["runner"]),
+        storage=_storage(composed),
+        n_trials=values["n_trials"],
+        timeout_s=values["timeout_s"],
+        rules=_path(values["rules"]),
+        study_dir=Path(values["study_dir"]),
+        max_kl=values["max_kl"],
+        prune=values["prune"],
+        kv_type=values["kv_type"],
+        output=values["output"],
+    )
+
+
+def _report(composed: Composed) -> ReportConfig:
+    return ReportConfig(
+        machine=_machine(composed),
+        model=_model(composed),
+        workload=_workload(composed),
+        engine=_engine(composed),
+        measure=_measure(composed),
+        storage=_storage(composed),
+        study_dir=Path(composed.values["study_dir"]),
+        output=composed.values["output"],
+    )
+
+
+BUILDERS: Mapping[str, Callable[[Composed], Config]] = {
+    "inspect": _inspect,
+    "synth": _synth,
+    "plan": _plan,
+    "check": _check,
+    "bench": _bench,
+    "tune": _tune,
+    "report": _report,
+}
+
+
+def _model(composed: Composed) -> ModelConfig:
+    preset = dict(composed.values["model"])
+    path, quant = preset.pop("path"), preset.pop("quant")
+    if path is None:
+        return ModelConfig(composed.choices["model"], None, preset, quant)
+    if "model.quant" in composed.given:
+        raise AutoplaceError("model.quant is for presets: a file has its own types")
+    return ModelConfig(name=Path(path).name.removesuffix(".gguf"), path=Path(path), preset={})
+
+
+def _machine(composed: Composed) -> Machine:
+    """The machine; a profile with changed numbers gets a name that says so."""
+    profile = dict(composed.values["hardware"])
+    changed = _changed(composed, "hardware")
+    if profile["name"] is not None or composed.choices["hardware"] == "auto":
+        profile["name"] = "-".join([profile["name"] or "auto", *changed])
+    return machine_from_profile(profile)
+
+
+def _measured_machine(composed: Composed, measure: MeasureConfig) -> Machine:
+    machine = _machine(composed)
+    return machine if measure.predicted else require_present(machine)
+
+
+def _workload(composed: Composed) -> Workload:
+    values = composed.values["workload"]
+    prompt, output = values["prompt_tokens"], values["output_tokens"]
+    _at_least("workload.prompt_tokens", prompt, 1)
+    _at_least("workload.output_tokens", output, 1)
+    context = values["context_tokens"] or prompt + output
+    if context < prompt + output:
+        raise AutoplaceError(
+            f"workload.context_tokens is {context}, but prompt and output take {prompt + output}"
+        )
+    name = values["name"]
+    if name is None or ("workload.name" not in composed.given and _changed(composed, "workload")):
+        name = f"{prompt}-{output}-{context}"
+    return Workload(name, prompt, output, context)
+
+
+def _engine(composed: Composed) -> EngineConfig:
+    values = composed.values["engine"]
+    _one_of("engine.dtype", values["dtype"], DTYPES)
+    return EngineConfig(**values)
+
+
+def _settings(composed: Composed) -> SettingsConfig:
+    values = composed.values["settings"]
+    for key in ("num_threads", "prefill_chunk"):
+        if values[key] is not None:
+            _at_least(f"settings.{key}", values[key], 1)
+    if values["kv_type"] is not None:
+        _one_of("settings.kv_type", values["kv_type"], KV_TYPES)
+    return SettingsConfig(**values)
+
+
+def _measure(composed: Composed) -> MeasureConfig:
+    values = dict(composed.values["measure"])
+    basis = values.pop("basis")
+    _one_of("measure.basis", basis, ("measured", "predicted"))
+    _at_least("measure.min_repeats", values["min_repeats"], 1)
+    _at_least("measure.max_repeats", values["max_repeats"], values["min_repeats"])
+    return MeasureConfig(predicted=basis == "predicted", settings=MeasureSettings(**values))
+
+
+def _storage(composed: Composed) -> StorageConfig:
+    values = composed.values["storage"]
+    path = values["path"] or Path(composed.values["study_dir"]) / DATABASE
+    return StorageConfig(name=values["name"], path=Path(path))
+
+
+def _changed(composed: Composed, group: str) -> list[str]:
+    """Overridden keys of a group: `gpu_memory_gib-12` for `hardware.gpu_memory_gib=12`."""
+    return [
+        f"{key.partition('.')[2]}-{value}".strip("[]").replace(",", "-").replace("[", "")
+        for key, value in sorted(composed.given.items())
+        if key.startswith(f"{group}.") and key != f"{group}.name"
+    ]
+
+
+def _needed_path(composed: Composed, command: str, key: str) -> Path:
+    path = _path(composed.values[key])
+    if path is None:
+        raise AutoplaceError(f"{command} needs {key}=FILE")
+    return path
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text).expanduser()
+
+
+def _one_of(key: str, value: str, known: Sequence[str] | Mapping[str, object]) -> None:
+    if value not in known:
+        raise AutoplaceError(f"{key} is one of {', '.join(known)}, got {value!r}")
+
+
+def _at_least(key: str, value: int, least: int) -> None:
+    if value < least:
+        raise AutoplaceError(f"{key} is at least {least}, got {value}")

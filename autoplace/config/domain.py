@@ -1,0 +1,184 @@
+"""What a command is asked to do: frozen, checked, and free of OmegaConf."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autoplace.bench.request import MeasureSettings
+from autoplace.hardware.machine import Machine
+from autoplace.placement.settings import RunSettings
+from autoplace.workload import Workload
+
+DEFAULT_PREFILL_CHUNK = 512
+DEFAULT_KV_TYPE = "f16"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model file, or a preset of conf/model."""
+
+    name: str
+    """The preset's name, or the file's without its ending."""
+    path: Path | None
+    """A GGUF file; None for a preset."""
+    preset: Mapping[str, Any]
+    """The preset's keys as conf/model has them; empty for a file."""
+    quant: str | None = None
+    """Types that were asked for; None for the preset's own, and for a file."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Which engine, and the dtype of what no rule replaces."""
+
+    name: str
+    dtype: str
+
+    @property
+    def dtype_bytes(self) -> int:
+        return {"bfloat16": 2, "float32": 4}[self.dtype]
+
+
+@dataclass(frozen=True)
+class SettingsConfig:
+    """Run settings as given; None leaves it to the rule file's header, then to the default."""
+
+    num_threads: int | None = None
+    prefill_chunk: int | None = None
+    kv_type: str | None = None
+
+    def resolve(self, machine: Machine, header: RunSettings | None = None) -> RunSettings:
+        """What was given, else what the header of the rule file says, else the defaults."""
+        if header is None:
+            header = RunSettings(machine.num_cores, DEFAULT_PREFILL_CHUNK, DEFAULT_KV_TYPE)
+        return RunSettings(
+            num_threads=self.num_threads or header.num_threads,
+            prefill_chunk=self.prefill_chunk or header.prefill_chunk,
+            kv_type=self.kv_type or header.kv_type,
+        )
+
+
+@dataclass(frozen=True)
+class MeasureConfig:
+    """Whether trials are measured or predicted, and how long they are measured."""
+
+    predicted: bool
+    settings: MeasureSettings
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """Optuna's sampler: `tpe`, `random`, `nsga2` or `gp`."""
+
+    name: str
+    seed: int
+    n_startup_trials: int
+    population_size: int
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """What runs trials: `ray` or `inline`."""
+
+    name: str
+    address: str | None
+    object_store_mib: int
+
+
+@dataclass(frozen=True)
+class StorageConfig:
+    """Where Optuna's studies live."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class InspectConfig:
+    model: ModelConfig
+    output: str
+
+
+@dataclass(frozen=True)
+class SynthConfig:
+    model: ModelConfig
+    out: Path
+    sparse: bool
+    num_shards: int
+    seed: int
+    output: str
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    machine: Machine
+    model: ModelConfig
+    workload: Workload
+    engine: EngineConfig
+    settings: SettingsConfig
+    rules: Path | None
+    output: str
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    machine: Machine
+    model: ModelConfig
+    workload: Workload
+    engine: EngineConfig
+    settings: SettingsConfig
+    rules: Path
+    output: str
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    machine: Machine
+    """Present on this machine, with UUIDs, unless its GPUs are emulated."""
+    model: ModelConfig
+    workload: Workload
+    engine: EngineConfig
+    settings: SettingsConfig
+    measure: MeasureConfig
+    runner: RunnerConfig
+    rules: Path
+    output: str
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    machine: Machine
+    """Present on this machine, with UUIDs, unless its GPUs are emulated or measure=predicted."""
+    model: ModelConfig
+    workload: Workload
+    engine: EngineConfig
+    measure: MeasureConfig
+    sampler: SamplerConfig
+    runner: RunnerConfig
+    storage: StorageConfig
+    n_trials: int
+    timeout_s: float | None
+    rules: Path | None
+    study_dir: Path
+    max_kl: float | None
+    prune: bool
+    kv_type: str
+    output: str
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    machine: Machine
+    model: ModelConfig
+    workload: Workload
+    engine: EngineConfig
+    measure: MeasureConfig
+    storage: StorageConfig
+    study_dir: Path
+    output: str
+
+
+Config = (
+    InspectConfig | SynthConfig | PlanConfig | CheckConfig | BenchConfig | TuneConfig | ReportConfig
+)
