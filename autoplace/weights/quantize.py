@@ -25,11 +25,13 @@ def random_blocks(
 ) -> Bytes:
     """Random blocks whose weights have mean about 0 and the standard deviation `std`.
 
-    Quantised types get uniformly random quants, scales of the size that real files have, and
-    shifts that centre them; the plain types get normally distributed weights.
+    The types that `quantize` makes get normally distributed weights, the same for the same `rng`.
+    The others get uniformly random quants, scales of the size that real files have, and shifts
+    that centre them.
     """
-    if ggml_type not in LAYOUTS:
-        return quantize(rng.standard_normal(n_blocks, np.float32) * np.float32(std), ggml_type)
+    if ggml_type in _QUANTIZERS:
+        n_weights = n_blocks * BLOCKS[ggml_type][0]
+        return quantize(rng.standard_normal(n_weights, np.float32) * np.float32(std), ggml_type)
     data = rng.integers(0, 256, n_blocks * BLOCKS[ggml_type][1], dtype=np.uint8)
     blocks = data.view(LAYOUTS[ggml_type])
     if ggml_type is GGMLType.MXFP4:
@@ -111,11 +113,6 @@ def _set_exponents(blocks: Blocks, std: float, rng: np.random.Generator) -> None
     blocks["e"] = exponent + 128 + (rng.random(len(blocks)) < share_of_upper)
 
 
-def _no_minus_128(blocks: Blocks, _: np.random.Generator) -> None:
-    """ggml never writes -128 into Q8_0, and some kernels rely on it."""
-    np.maximum(blocks["qs"], -127, out=blocks["qs"])
-
-
 def _set_q2_k_scales(blocks: Blocks, rng: np.random.Generator) -> None:
     scales = rng.integers(8, 16, blocks["scales"].shape, dtype=np.uint8)
     blocks["scales"] = scales | (scales << np.uint8(4))
@@ -159,7 +156,6 @@ def _set_iq4_xs_scales(blocks: Blocks, rng: np.random.Generator) -> None:
 
 
 _SCALE_SETTERS: dict[GGMLType, Callable[[Blocks, np.random.Generator], None]] = {
-    GGMLType.Q8_0: _no_minus_128,
     GGMLType.Q2_K: _set_q2_k_scales,
     GGMLType.Q3_K: _set_q3_k_scales,
     GGMLType.Q4_K: _set_k_scales_and_mins,

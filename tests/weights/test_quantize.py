@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from gguf.quants import quantize as oracle
 
-from autoplace.weights.blocks import LAYOUTS
 from autoplace.weights.dequantize import dequantize
 from autoplace.weights.ggml import BLOCKS, GGMLType
 from autoplace.weights.quantize import quantize, random_blocks
@@ -51,6 +50,10 @@ def test_the_same_seed_gives_the_same_blocks(ggml_type: GGMLType) -> None:
     assert not np.array_equal(first, other)
 
 
-def test_random_q8_0_blocks_hold_no_minus_128() -> None:
-    data = random_blocks(GGMLType.Q8_0, 10_000, std=0.02, rng=np.random.default_rng(0))
-    assert data.view(LAYOUTS[GGMLType.Q8_0])["qs"].min() == -127
+def test_random_q8_0_blocks_are_the_random_weights_of_f32_rounded() -> None:
+    exact, rounded = (
+        dequantize(random_blocks(kind, n_blocks, std=1.0, rng=np.random.default_rng(0)), kind)
+        for kind, n_blocks in ((GGMLType.F32, 32 * 1000), (GGMLType.Q8_0, 1000))
+    )
+    # Half a step of the block's scale, at most 5 / 127 wide.
+    np.testing.assert_allclose(rounded, exact, atol=0.5 * 5 / 127)
