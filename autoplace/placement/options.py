@@ -1,0 +1,93 @@
+"""What may be chosen on each device: operators, threads, chunks, in the order they are listed."""
+
+from collections.abc import Mapping, Sequence
+
+from autoplace.architectures.spec import ModelSpec, Role
+from autoplace.catalog.engines import ENGINES
+from autoplace.catalog.operators import OPERATORS
+from autoplace.hardware.machine import Device, Machine
+from autoplace.placement.placement import Choice
+from autoplace.weights.ggml import TensorInfo
+from autoplace.workload import Workload
+
+
+GROUPS: Mapping[str, tuple[Role, ...]] = {
+    "attention": (Role.ATTENTION_LINEAR,),
+    "mlp": (Role.DENSE_LINEAR, Role.SHARED_LINEAR),
+    "experts": (Role.EXPERTS,),
+    "lm_head": (Role.LM_HEAD,),
+}
+"""Modules that share one choice on a device."""
+
+_LINEAR = ("KLinearMarlin", "KLinearCPUInfer", "KLinearTorch")
+_EXPERTS = ("KExpertsMarlin", "KExpertsCPU", "KExpertsTorch")
+_MARLIN_CAPABILITY = (8, 0)
+SMALLEST_CHUNK = 32
+LARGEST_CHUNK = 8192
+NUM_CHUNKS = 4
+
+
+def tensors_of(spec: ModelSpec, roles: Sequence[Role]) -> tuple[TensorInfo, ...]:
+    return tuple(
+        info
+        for role in roles
+        for module in spec.of_role(role)
+        for info in spec.tensor_infos(module)
+    )
+
+
+def layers_with(spec: ModelSpec, roles: Sequence[Role]) -> frozenset[int]:
+    return frozenset(
+        module.layer for module in spec.modules if module.role in roles and module.layer is not None
+    )
+
+
+def choice_name(choice: Choice, *, with_device: bool = False) -> str:
+    """`KLinearMarlin 4`, `cuda:0 KLinearTorch`: how a choice reads as a parameter's value."""
+    parts = [choice.device] if with_device else []
+    parts += [choice.operator] + ([str(choice.num_bits)] if choice.num_bits else [])
+    return " ".join(parts)
+
+
+def operator_choices(
+    spec: ModelSpec, device: Device, roles: Sequence[Role], *, engine: str
+) -> tuple[Choice, ...]:
+    """Operators that can hold the modules of these roles on a device, the usual one first."""
+    infos = tensors_of(spec, roles)
+    names = _EXPERTS if Role.EXPERTS in roles else _LINEAR
+    return tuple(
+        Choice(device.name, name, num_bits)
+        for name in names
+        if _runs(name, device, infos, engine=engine)
+        for num_bits in _bits(name)
+    )
+
+
+def _runs(name: str, device: Device, infos: Sequence[TensorInfo], *, engine: str) -> bool:
+    raise NotImplementedError
+
+
+def _bits(name: str) -> tuple[int | None, ...]:
+    return (4, 8) if name.endswith("Marlin") else (None,)
+
+
+def thread_choices(machine: Machine) -> tuple[int, ...]:
+    """Powers of two and three quarters of the cores, up to all of them, ascending."""
+    cores = machine.num_cores
+    counts = {cores, max(1, cores * 3 // 4)}
+    step = 1
+    while step < cores:
+        counts.add(step)
+        step *= 2
+    return tuple(sorted(counts))
+
+
+def chunk_choices(workload: Workload) -> tuple[int, ...]:
+    """Prefill chunks: the whole prompt, and the powers of two below it; at most four, ascending."""
+    whole = min(workload.prompt_tokens, LARGEST_CHUNK)
+    chunks = [whole]
+    step = 1 << (whole - 1).bit_length() - 1 if whole > 1 else 0
+    while step >= SMALLEST_CHUNK and len(chunks) < NUM_CHUNKS:
+        chunks.append(step)
+        step //= 2
+    return tuple(sorted(chunks))

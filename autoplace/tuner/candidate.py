@@ -1,0 +1,125 @@
+"""A placement made ready to be tried: its rule file, and the memory it is predicted to need."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+
+from autoplace.architectures.spec import ModelSpec
+from autoplace.bench.metrics import Basis
+from autoplace.bench.request import MeasureSettings, TrialRequest
+from autoplace.hardware.machine import Machine
+from autoplace.placement.assignment import Assignment
+from autoplace.placement.memory import MemoryPlan, plan_memory
+from autoplace.placement.placement import Placement
+from autoplace.placement.settings import RunSettings
+from autoplace.placement.space import SearchSpace
+from autoplace.rules.compile import compile_rules
+from autoplace.rules.match import assign
+from autoplace.rules.read import parse_rules
+from autoplace.rules.write import dump_rules
+from autoplace.workload import Workload
+
+DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is tuned: everything that all trials of a study have in common."""
+
+    space: SearchSpace
+    model_path: str
+    dtype: str
+    basis: Basis
+    measure: MeasureSettings = field(default_factory=MeasureSettings)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.space.spec
+
+    @property
+    def machine(self) -> Machine:
+        return self.space.machine
+
+    @property
+    def workload(self) -> Workload:
+        return self.space.workload
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One placement with its settings, as it would be loaded."""
+
+    placement: Placement
+    settings: RunSettings
+    rules: str
+    """The body of the rule file."""
+    plan: MemoryPlan
+
+    @cached_property
+    def key(self) -> str:
+        """Equal for equal placements with equal settings."""
+        return candidate_key(self.placement, self.settings)
+
+    def request(self, problem: Problem) -> TrialRequest:
+        return TrialRequest(
+            model_path=problem.model_path,
+            rules=self.rules,
+            engine=problem.space.engine,
+            machine=problem.machine,
+            workload=problem.workload,
+            settings=self.settings,
+            dtype=problem.dtype,
+            measure=problem.measure,
+        )
+
+
+def candidate_key(placement: Placement, settings: RunSettings) -> str:
+    text = json.dumps([asdict(placement), asdict(settings)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Preparer:
+    """Compiles, reads back and plans placements of one problem. A placement is planned once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._known: dict[str, Candidate] = {}
+
+    def prepare(
+        self, placement: Placement, settings: RunSettings, *, rules: str | None = None
+    ) -> Candidate:
+        """The candidate; `rules` is the body of the user's own file, compiled if it is None.
+
+        Memory is planned from the text that will be loaded, not from the placement.
+        """
+        key = candidate_key(placement, settings)
+        if key not in self._known:
+            spec = self._problem.spec
+            body = rules or dump_rules(compile_rules(placement, spec))
+            parsed = parse_rules(body, source="the compiled rules").rules
+            assignment = assign(parsed, spec, engine=self._problem.space.engine)
+            plan = self._plan(assignment, settings)
+            self._known[key] = Candidate(placement, settings, body, plan)
+        return self._known[key]
+
+    def overrun_bytes(self, placement: Placement, settings: RunSettings) -> Mapping[str, int]:
+        """Bytes over the budget per device, negative where there is room."""
+        return self.prepare(placement, settings).plan.overrun_bytes(self._problem.machine)
+
+    def fits(self, placement: Placement, settings: RunSettings) -> bool:
+        return max(self.overrun_bytes(placement, settings).values()) <= 0
+
+    def _plan(self, assignment: Assignment, settings: RunSettings) -> MemoryPlan:
+        return plan_memory(
+            self._problem.spec,
+            assignment,
+            workload=self._problem.workload,
+            settings=settings,
+            dtype_bytes=self._problem.dtype_bytes,
+        )

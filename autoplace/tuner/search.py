@@ -1,0 +1,208 @@
+"""The search: asks for placements, has them run, tells how they ended, until it has enough."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from autoplace.bench.metrics import Outcome, Status
+from autoplace.errors import AutoplaceError
+from autoplace.placement.settings import RunSettings
+from autoplace.placement.space import Value
+from autoplace.tuner.candidate import Candidate, Preparer, Problem, candidate_key
+from autoplace.tuner.drift import Sentinel
+from autoplace.tuner.first_placements import FirstPlacement, UserRules, first_placements
+from autoplace.tuner.history import earlier_trial, known_keys, unknown_neighbour
+from autoplace.tuner.objective import (
+    describe,
+    suggest,
+    tell_duplicate,
+    tell_failed,
+    tell_outcome,
+    tell_predicted_not_to_fit,
+)
+from autoplace.tuner.owner import OWNER, Owner, fail_orphans
+from autoplace.tuner.records import placement_from_json, placement_to_json, record_of
+from autoplace.tuner.runner import Runner
+from autoplace.tuner.sampler import SamplerSettings, make_sampler
+
+MAX_FAILED_IN_A_ROW = 10
+MAX_PRUNED_IN_A_ROW = 300
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How long to search, and by what."""
+
+    n_trials: int = 30
+    """Measured trials that the study shall have; pruned and failed ones do not count."""
+    timeout_s: float | None = None
+    sampler: SamplerSettings = field(default_factory=SamplerSettings)
+    prune: bool = True
+    """Whether what is predicted not to fit is pruned; otherwise it is run."""
+    max_kl: float | None = None
+    num_predicted: int = 4
+    sentinel_every: int = 8
+    """Measured trials between two measurements of the same placement, which show drift."""
+
+
+class Listener(Protocol):
+    """Is told of the search as it goes."""
+
+    def started(self, number: int, candidate: Candidate, origin: str) -> None: ...
+
+    def finished(self, trial: FrozenTrial, num_measured: int) -> None: ...
+
+
+class Search:
+    """One call's part in a study. Other drivers may work on the same study meanwhile."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        study: optuna.Study,
+        runner: Runner,
+        settings: SearchSettings,
+        *,
+        listener: Listener,
+        preparer: Preparer | None = None,
+    ) -> None:
+        self._problem = problem
+        self._study = study
+        self._runner = runner
+        self._settings = settings
+        self._listener = listener
+        self._preparer = preparer or Preparer(problem)
+        self._sentinel = Sentinel(study, every=settings.sentinel_every)
+        self._failed_in_a_row = 0
+        self._pruned_in_a_row = 0
+        self._end: str | None = None
+
+    def enqueue_first(
+        self, *, user_rules: UserRules | None = None, earlier: Sequence[optuna.Study] = ()
+    ) -> None:
+        """Queue the obvious and the predicted best placements that the study has not had yet."""
+        known = set(known_keys(self._study))
+        for first in first_placements(
+            self._problem,
+            self._preparer,
+            user_rules=user_rules,
+            earlier=earlier,
+            num_predicted=self._settings.num_predicted,
+            seed=self._settings.sampler.seed,
+        ):
+            key = candidate_key(first.placement, first.settings)
+            if key not in known:
+                known.add(key)
+                self._enqueue(first, key)
+
+    def run(self) -> str:
+        """Search until there is a reason to end; return it. Ctrl-C fails the running trial only."""
+        started = time.monotonic()
+        while self._end is None:
+            fail_orphans(self._study)
+            if self.num_measured >= self._settings.n_trials:
+                return f"{self._settings.n_trials} trials are measured"
+            timeout_s = self._settings.timeout_s
+            if timeout_s is not None and time.monotonic() - started >= timeout_s:
+                return f"{timeout_s:g} s are over"
+            self._step()
+        return self._end
+
+    @property
+    def num_measured(self) -> int:
+        trials = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        return len(trials)
+
+    def _step(self) -> None:
+        """One trial, whatever becomes of it."""
+        num_trials = len(self._study.get_trials(deepcopy=False))
+        self._study.sampler = make_sampler(self._settings.sampler, num_trials=num_trials)
+        trial = self._study.ask()
+        try:
+            trial.set_user_attr(OWNER, Owner.current().as_attribute())
+            told = self._try(trial)
+        except AutoplaceError as error:
+            told = tell_failed(self._study, trial, "stopped", str(error))
+            self._end = str(error)
+        except KeyboardInterrupt:
+            tell_failed(self._study, trial, "interrupted", "interrupted by Ctrl-C")
+            raise
+        self._count(told)
+        self._listener.finished(told, self.num_measured)
+
+    def _try(self, trial: optuna.Trial) -> FrozenTrial:
+        try:
+            values, candidate = self._candidate(trial)
+        except AutoplaceError as error:
+            return tell_failed(self._study, trial, Status.REFUSED.value, str(error))
+        describe(trial, candidate, self._problem)
+        earlier = earlier_trial(self._study, trial.number, candidate.key)
+        if earlier is not None:
+            self._enqueue_neighbour(values)
+            return tell_duplicate(self._study, trial, earlier)
+        overrun_bytes = candidate.plan.overrun_bytes(self._problem.machine)
+        if self._settings.prune and any(over > 0 for over in overrun_bytes.values()):
+            return tell_predicted_not_to_fit(self._study, trial, overrun_bytes)
+        outcome = self._run(trial, candidate)
+        told = tell_outcome(
+            self._study, trial, outcome, overrun_bytes, max_kl=self._settings.max_kl
+        )
+        if told.state is TrialState.COMPLETE:
+            self._sentinel.after(record_of(told), self._problem, self._preparer, self._runner)
+        return told
+
+    def _run(self, trial: optuna.Trial, candidate: Candidate) -> Outcome:
+        self._listener.started(trial.number, candidate, trial.user_attrs["origin"])
+        return self._runner.run(candidate.request(self._problem))
+
+    def _candidate(self, trial: optuna.Trial) -> tuple[dict[str, Value] | None, Candidate]:
+        """What the trial tries; no values if it was queued as a placement outside the space."""
+        queued = trial.user_attrs
+        if "placement" in queued:
+            placement = placement_from_json(queued["placement"])
+            settings = RunSettings(**queued["settings"])
+            return None, self._preparer.prepare(placement, settings, rules=queued.get("rules"))
+        values = suggest(trial, self._problem.space)
+        placement, settings = self._problem.space.decode(values)
+        return values, self._preparer.prepare(placement, settings, rules=queued.get("rules"))
+
+    def _enqueue(self, first: FirstPlacement, key: str) -> None:
+        attributes: dict[str, object] = {"origin": first.origin, "key": key}
+        if first.rules is not None:
+            attributes["rules"] = first.rules
+        values = self._problem.space.encode(first.placement, first.settings)
+        if values is None:
+            attributes["placement"] = placement_to_json(first.placement)
+            attributes["settings"] = vars(first.settings)
+        self._study.enqueue_trial(values or {}, user_attrs=attributes)
+
+    def _enqueue_neighbour(self, values: dict[str, Value] | None) -> None:
+        """Make the next trial a new one, so that a sampler that repeats itself cannot stall."""
+        known = known_keys(self._study)
+        neighbour = unknown_neighbour(
+            self._problem.space,
+            values,
+            set(known),
+            seed=len(self._study.get_trials(deepcopy=False)),
+        )
+        if neighbour is not None:
+            self._study.enqueue_trial(dict(neighbour))
+        elif not any(trial.state is TrialState.WAITING for trial in known.values()):
+            self._end = "every placement of the search space has been tried"
+
+    def _count(self, told: FrozenTrial) -> None:
+        """End a search that gets nowhere."""
+        failed, pruned = told.state is TrialState.FAIL, told.state is TrialState.PRUNED
+        self._failed_in_a_row = self._failed_in_a_row + 1 if failed else 0
+        self._pruned_in_a_row = self._pruned_in_a_row + 1 if pruned else 0
+        if self._failed_in_a_row >= MAX_FAILED_IN_A_ROW:
+            reason = told.user_attrs["reason"]
+            self._end = (
+                f"{MAX_FAILED_IN_A_ROW} trials failed one after the other, the last: {reason}"
+            )
+        elif self._pruned_in_a_row >= MAX_PRUNED_IN_A_ROW:
+            self._end = f"{MAX_PRUNED_IN_A_ROW} placements one after the other were pruned"
