@@ -45,7 +45,9 @@ def compose_command(command: str, overrides: Sequence[str]) -> Composed:
     except (HydraException, OmegaConfBaseException) as problem:
         defaults = _compose(command, picks)
         _refuse_unknown(command, given, defaults)
-        raise AutoplaceError(_first_line(problem)) from problem
+        override = getattr(problem, "override", None)
+        what = f"cannot read {override}: " if override else ""
+        raise AutoplaceError(f"{what}{_first_line(problem)}") from problem
     _refuse_unknown(command, given, config)
     plain = _typed(command, config)
     for key, text in _free_text(given).items():
