@@ -105,10 +105,27 @@ def open_study(
 
 
 def find_study(storage: optuna.storages.BaseStorage, key: StudyKey) -> optuna.Study | None:
-    """The key's study if there is one; nothing is written."""
-    if key.study_name not in optuna.get_all_study_names(storage):
-        return None
-    return optuna.load_study(study_name=key.study_name, storage=storage)
+    """The key's study; else the newest that differs only in what `report` cannot know.
+
+    That is the search space, the quality guard and the engine's version. Nothing is written.
+    """
+    names = [key.study_name, *(summary.study_name for summary in _similar(storage, key))]
+    known = set(optuna.get_all_study_names(storage))
+    for name in names:
+        if name in known:
+            return optuna.load_study(study_name=name, storage=storage)
+    return None
+
+
+def _similar(storage: optuna.storages.BaseStorage, key: StudyKey) -> list[optuna.study.StudySummary]:
+    free = ("space", "max_kl", "engine_version")
+    wanted = {name: value for name, value in key.as_attribute().items() if name not in free}
+    summaries = [
+        summary
+        for summary in optuna.get_all_study_summaries(storage)
+        if wanted.items() <= dict(summary.user_attrs.get(KEY, {})).items()
+    ]
+    return sorted(summaries, key=lambda summary: summary._study_id, reverse=True)
 
 
 def ancestors(storage: optuna.storages.BaseStorage, key: StudyKey) -> list[optuna.Study]:

@@ -1,0 +1,119 @@
+"""`tune`: searches for the best placement, and goes on where an earlier call stopped."""
+
+from pathlib import Path
+
+from autoplace.architectures.spec import ModelSpec
+from autoplace.bench.metrics import Basis
+from autoplace.commands.model_source import check_context, describe_model, model_file
+from autoplace.commands.output import answer_console, print_json
+from autoplace.config import ReportConfig, TuneConfig
+from autoplace.errors import AutoplaceError
+from autoplace.hardware.machine import Machine
+from autoplace.placement.settings import RunSettings
+from autoplace.placement.space import SearchSpace
+from autoplace.rules.lint import refuse_unrunnable
+from autoplace.rules.match import assign
+from autoplace.rules.read import load_rules
+from autoplace.rules.read_back import read_back
+from autoplace.tuner.candidate import Problem
+from autoplace.tuner.first_placements import UserRules
+from autoplace.tuner.runner import Runner
+from autoplace.tuner.sampler import SamplerSettings
+from autoplace.tuner.search import SearchSettings
+from autoplace.tuner.session import Session, tune
+from autoplace.tuner.table import print_summary, summary_json
+
+INTERRUPTED = 130
+
+
+def run(config: TuneConfig) -> int:
+    """0 if a placement was found, 130 if interrupted; nothing feasible raises (1)."""
+    problem = problem_of(config, config.kv_type)
+    session = Session(
+        storage_path=config.storage.path,
+        study_dir=config.study_dir,
+        search=SearchSettings(
+            n_trials=config.n_trials,
+            timeout_s=config.timeout_s,
+            sampler=_sampler(config),
+            prune=config.prune,
+            max_kl=config.max_kl,
+        ),
+        user_rules=_user_rules(config.rules, problem) if config.rules else None,
+    )
+    result = tune(problem, session, lambda: _runner(config, problem.spec))
+    if config.output == "json":
+        print_json("tune", summary_json(result.summary, result.published))
+    else:
+        print_summary(result.summary, result.published, answer_console())
+    return INTERRUPTED if result.interrupted else 0
+
+
+def problem_of(config: TuneConfig | ReportConfig, kv_type: str) -> Problem:
+    """What is tuned. A preset's file is written to the cache where trials will load it."""
+    predicted = config.measure.predicted
+    if not predicted and config.engine.name != "builtin":
+        raise AutoplaceError(
+            f"engine={config.engine.name} cannot be measured here, only engine=builtin; "
+            "plan it, or search with measure=predicted"
+        )
+    if predicted or isinstance(config, ReportConfig):
+        spec, path = describe_model(config.model, config.workload), None
+    else:
+        path = model_file(config.model)
+        spec = describe_model(config.model, config.workload)
+    return Problem(
+        space=SearchSpace(
+            spec, config.machine, config.workload, config.engine.name, kv_types=(kv_type,)
+        ),
+        model_path=str(path or ""),
+        dtype=config.engine.dtype,
+        basis=_basis(config.machine, predicted=predicted),
+        measure=config.measure.settings,
+    )
+
+
+def _basis(machine: Machine, *, predicted: bool) -> Basis:
+    if predicted:
+        return Basis.PREDICTED
+    return Basis.EMULATED if machine.emulated else Basis.MEASURED
+
+
+def _sampler(config: TuneConfig) -> SamplerSettings:
+    return SamplerSettings(
+        name=config.sampler.name,
+        seed=config.sampler.seed,
+        n_startup_trials=config.sampler.n_startup_trials,
+        population_size=config.sampler.population_size,
+    )
+
+
+def _user_rules(path: Path, problem: Problem) -> UserRules:
+    """The user's file as the first obvious placement. What cannot run is refused here."""
+    rules = load_rules(path)
+    assignment = assign(rules.rules, problem.spec, engine=problem.space.engine)
+    if problem.space.engine == "builtin":
+        refuse_unrunnable(assignment, problem.spec, problem.machine)
+    settings = rules.header.settings if rules.header else problem.space.default_settings
+    settings = RunSettings(
+        num_threads=min(settings.num_threads, problem.machine.num_cores),
+        prefill_chunk=min(settings.prefill_chunk, problem.workload.prompt_tokens),
+        kv_type=settings.kv_type,
+    )
+    return UserRules(read_back(assignment, problem.spec), settings, rules.body)
+
+
+def _runner(config: TuneConfig, spec: ModelSpec) -> Runner:
+    if config.measure.predicted:
+        from autoplace.tuner.predicted_runner import PredictedRunner
+
+        return PredictedRunner(spec)
+    if config.runner.name == "inline":
+        from autoplace.tuner.inline_runner import InlineRunner
+
+        return InlineRunner()
+    from autoplace.tuner.ray_runner import RayRunner
+
+    return RayRunner(
+        address=config.runner.address, object_store_mib=config.runner.object_store_mib
+    )
