@@ -11,9 +11,12 @@ from autoplace.tuner.table import print_summary, summary_json
 def run(config: ReportConfig) -> int:
     """0 if the study has a measured placement, 1 if it has none."""
     session = Session(
-        storage_path=config.storage.path, study_dir=config.study_dir, search=SearchSettings()
+        storage_path=config.storage.path,
+        busy_timeout_s=config.storage.busy_timeout_s,
+        study_dir=config.study_dir,
+        search=SearchSettings(max_kl=config.max_kl),
     )
-    result = report(problem_of(config, "f16"), session)
+    result = report(problem_of(config, config.kv_type), session)
     if config.output == "json":
         print_json("report", summary_json(result.summary, result.published))
     else:

@@ -31,6 +31,7 @@ def run(config: TuneConfig) -> int:
     problem = problem_of(config, config.kv_type)
     session = Session(
         storage_path=config.storage.path,
+        busy_timeout_s=config.storage.busy_timeout_s,
         study_dir=config.study_dir,
         search=SearchSettings(
             n_trials=config.n_trials,

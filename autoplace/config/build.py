@@ -136,6 +136,7 @@ def _tune(composed: Composed) -> TuneConfig:
 
 
 def _report(composed: Composed) -> ReportConfig:
+    _one_of("kv_type", composed.values["kv_type"], KV_TYPES)
     return ReportConfig(
         machine=_machine(composed),
         model=_model(composed),
@@ -144,6 +145,8 @@ def _report(composed: Composed) -> ReportConfig:
         measure=_measure(composed),
         storage=_storage(composed),
         study_dir=Path(composed.values["study_dir"]),
+        max_kl=composed.values["max_kl"],
+        kv_type=composed.values["kv_type"],
         output=composed.values["output"],
     )
 
@@ -227,7 +230,9 @@ def _measure(composed: Composed) -> MeasureConfig:
 def _storage(composed: Composed) -> StorageConfig:
     values = composed.values["storage"]
     path = values["path"] or Path(composed.values["study_dir"]) / DATABASE
-    return StorageConfig(name=values["name"], path=Path(path))
+    return StorageConfig(
+        name=values["name"], path=Path(path), busy_timeout_s=values["busy_timeout_s"]
+    )
 
 
 def _changed(composed: Composed, group: str) -> list[str]:

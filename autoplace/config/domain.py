@@ -92,6 +92,7 @@ class StorageConfig:
 
     name: str
     path: Path
+    busy_timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,9 @@ class ReportConfig:
     measure: MeasureConfig
     storage: StorageConfig
     study_dir: Path
+    max_kl: float | None
+    """As given to the `tune` whose study is meant, like `kv_type`."""
+    kv_type: str
     output: str
 
 

@@ -76,6 +76,7 @@ class RunnerSchema:
 class StorageSchema:
     name: str = MISSING
     path: str | None = MISSING
+    busy_timeout_s: float = MISSING
 
 
 GROUPS: dict[str, Any] = {
@@ -128,6 +129,8 @@ class TuneSchema:
 class ReportSchema:
     output: str = MISSING
     study_dir: str = MISSING
+    max_kl: float | None = MISSING
+    kv_type: str = MISSING
 
 
 COMMANDS: dict[str, Any] = {
