@@ -112,6 +112,8 @@ def _open_shard(path: Path) -> _Shard:
 
 
 def _map(path: Path) -> mmap.mmap:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise AutoplaceError(f"{path} is no regular file: expected a GGUF file")
     try:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

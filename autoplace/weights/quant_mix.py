@@ -2,6 +2,9 @@
 
 Source: `llama_tensor_get_type_impl`, `tensor_allows_quantization` and `tensor_type_fallback` of
 llama.cpp's src/llama-quant.cpp, without an importance matrix, for the families autoplace knows.
+Checked tensor by tensor against the quantizer of llama.cpp b9190 (through cyllama 0.2.18) on
+models with the layer counts of DeepSeek-V2, V2-Lite and V3, Mixtral 8x7B and 8x22B, Llama 8B, 65B
+and 70B, Qwen3-MoE and Qwen2-MoE, in every quantised, F16 and BF16 mix below.
 """
 
 import re

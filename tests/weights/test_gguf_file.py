@@ -1,5 +1,6 @@
 """What is in a GGUF file is read as gguf-py reads it; what is wrong with one is said in a line."""
 
+import os
 import re
 import struct
 import time
@@ -152,6 +153,11 @@ def test_a_directory_is_refused_with_what_it_holds(tmp_path: Path, path: Path) -
 def test_a_path_below_a_file_is_refused(path: Path) -> None:
     path.write_bytes(b"")
     assert error_of(path / "x.gguf") == f"{path}/x.gguf cannot be read: Not a directory"
+
+
+def test_a_pipe_is_refused_and_not_waited_for(path: Path) -> None:
+    os.mkfifo(path)
+    assert error_of(path) == f"{path} is no regular file: expected a GGUF file"
 
 
 @pytest.mark.parametrize(
