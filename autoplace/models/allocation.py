@@ -1,0 +1,63 @@
+"""Tensors that stay: each is declared to the ledger before it is made, from its own bytes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+
+import torch
+from torch import Tensor
+
+from autoplace.errors import DeviceOutOfMemoryError
+from autoplace.hardware.ledger import Ledger
+from autoplace.models.place import Place, put
+
+
+class Allocator:
+    """Makes tensors on places within the ledger's budgets, and gives their bytes back at the end."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._declared: list[tuple[str, int, str]] = []
+
+    def empty(
+        self, shape: Sequence[int], dtype: torch.dtype, place: Place, *, kind: str, what: str
+    ) -> Tensor:
+        """An uninitialised tensor. Raise `DeviceOutOfMemoryError` where the budget is too small."""
+        n_bytes = prod(shape) * dtype.itemsize
+        self.declare(place, n_bytes, kind=kind, what=what)
+        with self.translated(place, n_bytes, what=what):
+            tensor = torch.empty(tuple(shape), dtype=dtype, device=place.torch_device)
+        assert tensor.nbytes == n_bytes, (tensor.nbytes, n_bytes)
+        return put(tensor, place)
+
+    def declare(self, place: Place, n_bytes: int, *, kind: str, what: str) -> None:
+        """Bytes that something else holds: a memory-mapped block, or room for activations."""
+        self._ledger.allocate(place.name, n_bytes, kind=kind, what=what)
+        self._declared.append((place.name, n_bytes, kind))
+
+    @contextmanager
+    def transient(self, place: Place, n_bytes: int, *, what: str) -> Iterator[None]:
+        """Bytes that are needed only while a tensor loads."""
+        with self._ledger.transient(place.name, n_bytes, what=what):
+            yield
+
+    @contextmanager
+    def translated(self, place: Place, n_bytes: int, *, what: str) -> Iterator[None]:
+        """Turn a real device's out-of-memory error into ours, with the device and the bytes."""
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError as error:
+            free, total = torch.cuda.mem_get_info(place.torch_device)
+            raise DeviceOutOfMemoryError(
+                place.name,
+                requested_bytes=n_bytes,
+                allocated_bytes=total - free,
+                budget_bytes=total,
+                what=what,
+            ) from error
+
+    def close(self) -> None:
+        """Give back everything that was declared through this allocator."""
+        for device, n_bytes, kind in self._declared:
+            self._ledger.free(device, n_bytes, kind=kind)
+        self._declared.clear()

@@ -1,0 +1,69 @@
+"""The modules that no rule replaces, and the linear that rules may: plain torch."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autoplace.models.place import Place, expect
+
+
+class Container(nn.Module):
+    """A node of the tree that holds others: a layer list, a rotary embedding, an activation."""
+
+    def forward(self) -> None:
+        raise NotImplementedError("a container is never called")
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight over the last dimension, computed in float32 inside torch's kernel."""
+
+    def __init__(self, weight: Tensor, eps: float, place: Place) -> None:
+        super().__init__()
+        self.weight = weight
+        self.eps = eps
+        self.place = place
+
+    def forward(self, x: Tensor) -> Tensor:
+        expect(x, self.place)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Linear(nn.Module):
+    """x · weightᵀ + bias, weight [out, in] in the engine's dtype: what a `default` rule leaves."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, place: Place) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.place = place
+
+    def forward(self, x: Tensor) -> Tensor:
+        expect(x, self.place)
+        return F.linear(x, self.weight, self.bias)
+
+
+class RouterGate(nn.Module):
+    """Scores of all experts, [T, D] → [T, E] float32, and the bias that only choosing uses."""
+
+    def __init__(self, weight: Tensor, expert_bias: Tensor | None, place: Place) -> None:
+        super().__init__()
+        self.weight = weight
+        self.expert_bias = expert_bias
+        self.place = place
+
+    def forward(self, x: Tensor) -> Tensor:
+        expect(x, self.place)
+        return F.linear(x.float(), self.weight.float())
+
+
+class Embedding(nn.Module):
+    """Rows of a [vocab, D] table."""
+
+    def __init__(self, weight: Tensor, place: Place) -> None:
+        super().__init__()
+        self.weight = weight
+        self.place = place
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        expect(tokens, self.place)
+        return torch.nn.functional.embedding(tokens, self.weight)
