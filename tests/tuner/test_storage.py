@@ -53,7 +53,7 @@ def test_a_locked_database_is_one_line_after_the_timeout_and_loses_nothing(tmp_p
     other.execute("BEGIN EXCLUSIVE")
     started = time.monotonic()
     with pytest.raises(AutoplaceError) as caught, storage_errors(path):
-        study.ask()
+        study.set_user_attr("key", "value")
     assert time.monotonic() - started >= 0.05
     other.rollback()
     other.close()
@@ -94,9 +94,7 @@ except AutoplaceError as error:
     )
 
 
-def test_a_network_file_system_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No network mount can be made here, so the list of mounts is the one thing replaced."""
     mounts = [
         SimpleNamespace(mountpoint="/", fstype="ext4"),
