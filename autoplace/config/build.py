@@ -1,5 +1,7 @@
 """From checked values to what a command is asked to do."""
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -55,6 +57,7 @@ def _synth(composed: Composed) -> SynthConfig:
     if model.path is not None:
         raise AutoplaceError("synth writes a preset: give model=NAME and out=FILE, not model.path")
     _at_least("num_shards", values["num_shards"], 1)
+    _at_least("seed", values["seed"], 0)
     return SynthConfig(
         model=ModelConfig(
             name=model.name,
@@ -114,6 +117,9 @@ def _tune(composed: Composed) -> TuneConfig:
     values = composed.values
     _at_least("n_trials", values["n_trials"], 1)
     _one_of("kv_type", values["kv_type"], KV_TYPES)
+    for key in ("timeout_s", "max_kl"):
+        if values[key] is not None:
+            _positive(key, values[key])
     measure = _measure(composed)
     return TuneConfig(
         machine=_measured_machine(composed, measure),
@@ -121,13 +127,13 @@ def _tune(composed: Composed) -> TuneConfig:
         workload=_workload(composed),
         engine=_engine(composed),
         measure=measure,
-        sampler=SamplerConfig(**values["sampler"]),
+        sampler=_sampler(composed),
         runner=RunnerConfig(**values["runner"]),
         storage=_storage(composed),
         n_trials=values["n_trials"],
         timeout_s=values["timeout_s"],
         rules=_path(values["rules"]),
-        study_dir=Path(values["study_dir"]),
+        study_dir=_needed_path(composed, "tune", "study_dir"),
         max_kl=values["max_kl"],
         prune=values["prune"],
         kv_type=values["kv_type"],
@@ -144,7 +150,7 @@ def _report(composed: Composed) -> ReportConfig:
         engine=_engine(composed),
         measure=_measure(composed),
         storage=_storage(composed),
-        study_dir=Path(composed.values["study_dir"]),
+        study_dir=_needed_path(composed, "report", "study_dir"),
         max_kl=composed.values["max_kl"],
         kv_type=composed.values["kv_type"],
         output=composed.values["output"],
@@ -169,12 +175,17 @@ def _model(composed: Composed) -> ModelConfig:
         return ModelConfig(composed.choices["model"], None, preset, quant)
     if "model.quant" in composed.given:
         raise AutoplaceError("model.quant is for presets: a file has its own types")
-    return ModelConfig(name=Path(path).name.removesuffix(".gguf"), path=Path(path), preset={})
+    file = Path(path).expanduser()
+    return ModelConfig(name=file.name.removesuffix(".gguf"), path=file, preset={})
 
 
 def _machine(composed: Composed) -> Machine:
     """The machine; a profile with changed numbers gets a name that says so."""
     profile = dict(composed.values["hardware"])
+    _folder_name("hardware.name", profile["name"])
+    for key in ("num_cores", "numa_nodes"):
+        if profile[key] is not None:
+            _at_least(f"hardware.{key}", profile[key], 1)
     changed = _changed(composed, "hardware")
     if profile["name"] is not None or composed.choices["hardware"] == "auto":
         profile["name"] = "-".join([profile["name"] or "auto", *changed])
@@ -191,12 +202,13 @@ def _workload(composed: Composed) -> Workload:
     prompt, output = values["prompt_tokens"], values["output_tokens"]
     _at_least("workload.prompt_tokens", prompt, 1)
     _at_least("workload.output_tokens", output, 1)
-    context = values["context_tokens"] or prompt + output
+    context = prompt + output if values["context_tokens"] is None else values["context_tokens"]
     if context < prompt + output:
         raise AutoplaceError(
             f"workload.context_tokens is {context}, but prompt and output take {prompt + output}"
         )
     name = values["name"]
+    _folder_name("workload.name", name)
     if name is None or ("workload.name" not in composed.given and _changed(composed, "workload")):
         name = f"{prompt}-{output}-{context}"
     return Workload(name, prompt, output, context)
@@ -224,21 +236,31 @@ def _measure(composed: Composed) -> MeasureConfig:
     _one_of("measure.basis", basis, ("measured", "predicted"))
     _at_least("measure.min_repeats", values["min_repeats"], 1)
     _at_least("measure.max_repeats", values["max_repeats"], values["min_repeats"])
+    _at_least("measure.quality_tokens", values["quality_tokens"], 1)
+    _at_least("measure.seed", values["seed"], 0)
+    _positive("measure.max_relative_spread", values["max_relative_spread"])
+    _positive("measure.time_limit_s", values["time_limit_s"])
     return MeasureConfig(predicted=basis == "predicted", settings=MeasureSettings(**values))
+
+
+def _sampler(composed: Composed) -> SamplerConfig:
+    values = composed.values["sampler"]
+    for key, least in (("seed", 0), ("n_startup_trials", 0), ("population_size", 2)):
+        _at_least(f"sampler.{key}", values[key], least)
+    return SamplerConfig(**values)
 
 
 def _storage(composed: Composed) -> StorageConfig:
     values = composed.values["storage"]
-    path = values["path"] or Path(composed.values["study_dir"]) / DATABASE
-    return StorageConfig(
-        name=values["name"], path=Path(path), busy_timeout_s=values["busy_timeout_s"]
-    )
+    _positive("storage.busy_timeout_s", values["busy_timeout_s"])
+    path = _path(values["path"]) or _needed_path(composed, "tune", "study_dir") / DATABASE
+    return StorageConfig(name=values["name"], path=path, busy_timeout_s=values["busy_timeout_s"])
 
 
 def _changed(composed: Composed, group: str) -> list[str]:
     """Overridden keys of a group: `gpu_memory_gib-12` for `hardware.gpu_memory_gib=12`."""
     return [
-        f"{key.partition('.')[2]}-{value}".strip("[]").replace(",", "-").replace("[", "")
+        re.sub(r"[^\w.+-]+", "-", f"{key.partition('.')[2]}-{value}").strip("-")
         for key, value in sorted(composed.given.items())
         if key.startswith(f"{group}.") and key != f"{group}.name"
     ]
@@ -255,6 +277,12 @@ def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text).expanduser()
 
 
+def _folder_name(key: str, name: str | None) -> None:
+    """Names of hardware and workload are folders below `study_dir`."""
+    if name is not None and (name in ("", ".", "..") or set(name) & set("/\\\0")):
+        raise AutoplaceError(f"{key} names a folder, got {name!r}")
+
+
 def _one_of(key: str, value: str, known: Sequence[str] | Mapping[str, object]) -> None:
     if value not in known:
         raise AutoplaceError(f"{key} is one of {', '.join(known)}, got {value!r}")
@@ -263,3 +291,8 @@ def _one_of(key: str, value: str, known: Sequence[str] | Mapping[str, object]) -
 def _at_least(key: str, value: int, least: int) -> None:
     if value < least:
         raise AutoplaceError(f"{key} is at least {least}, got {value}")
+
+
+def _positive(key: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise AutoplaceError(f"{key} is a positive number, got {value}")

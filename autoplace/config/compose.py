@@ -91,7 +91,9 @@ def _choice(group: str, choice: str) -> str:
 
 def _compose(command: str, overrides: list[str]) -> DictConfig:
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3", job_name="autoplace"):
-        return compose(command, overrides=overrides)
+        config = compose(command, overrides=overrides)
+    OmegaConf.resolve(config)
+    return config
 
 
 def _refuse_unknown(command: str, given: Mapping[str, str], config: DictConfig) -> None:
@@ -150,4 +152,6 @@ def _set(values: dict[str, Any], dotted: str, text: str) -> None:
 
 def _first_line(problem: Exception) -> str:
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    if "is not a ListConfig" in str(problem):
+        return "expected a list, as in [a,b]"
     return (lines[0] if lines else type(problem).__name__).rstrip(".")

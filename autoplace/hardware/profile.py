@@ -1,5 +1,6 @@
 """A hardware profile of conf/hardware, composed or named, real or emulated, as a Machine."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -160,11 +161,16 @@ def _gpu_memory(profile: Mapping[str, Any], count: int) -> list[int | None]:
     if given is None:
         return [None] * count
     numbers = list(given) if isinstance(given, Sequence) else [given] * count
-    if isinstance(given, str) or not all(isinstance(n, int | float) and n > 0 for n in numbers):
+    if isinstance(given, str) or not all(_is_size(n) for n in numbers):
         raise AutoplaceError(f"hardware.gpu_memory_gib is a number or a list, got {given!r}")
     if len(numbers) != count:
         raise AutoplaceError(f"hardware.gpu_memory_gib has {len(numbers)} numbers for {count} GPUs")
     return [round(n * GIB) for n in numbers]
+
+
+def _is_size(number: Any) -> bool:
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    return is_number and math.isfinite(number) and number > 0
 
 
 def _checked(devices: tuple[Device, ...]) -> tuple[Device, ...]:
@@ -189,8 +195,8 @@ def _memory_links(devices: tuple[Device, ...]) -> tuple[Link, ...]:
 
 def _bytes(profile: Mapping[str, Any], key: str) -> int:
     gib = float(profile[key])
-    if gib < 0:
-        raise AutoplaceError(f"hardware.{key} is negative: {gib}")
+    if not math.isfinite(gib) or gib < 0:
+        raise AutoplaceError(f"hardware.{key} is a number of GiB, got {gib}")
     return round(gib * GIB)
 
 

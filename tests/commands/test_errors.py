@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from autoplace.__main__ import main
 from autoplace.hardware.nvml import visible_gpus
 from autoplace.weights.ggml import GGMLType, TensorInfo
 from autoplace.weights.synthesize import write_gguf
@@ -157,12 +158,20 @@ def commands_for(mistakes: list[Mistake], *commands: str) -> list[object]:
     ],
 )
 def test_a_mistake_gives_one_line_and_loses_nothing(
-    command: str, mistake: Mistake, models: Path, tmp_path: Path
+    command: str,
+    mistake: Mistake,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AUTOPLACE_CACHE", str(models / "cache"))
     mistake.prepare(tmp_path, models)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    done = autoplace(command, *mistake.words(tmp_path), cwd=tmp_path)
-    check(done, mistake.says)
+    capfd.readouterr()
+    code = main([command, *mistake.words(tmp_path)])
+    check(Done(code, *capfd.readouterr()), mistake.says)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {path: after.get(path) for path in before} == before
 

@@ -86,7 +86,10 @@ def test_a_link_runs_at_the_generation_of_its_slower_end() -> None:
         ({"gpus": ["l40"], "gpu_memory_gib": "much"}, "a number or a list, got 'much'"),
         ({"gpus": ["l40"], "gpu_memory_gib": -1}, "a number or a list, got -1"),
         ({"gpus": ["l40"], "gpu_memory_gib": 0.5}, "cuda:0 has 512.0 MiB"),
-        ({"reserve_gib": -1}, "hardware.reserve_gib is negative"),
+        ({"gpus": ["l40"], "gpu_memory_gib": float("inf")}, "a number or a list, got inf"),
+        ({"gpus": ["l40"], "gpu_memory_gib": True}, "a number or a list, got True"),
+        ({"reserve_gib": -1}, "hardware.reserve_gib is a number of GiB, got -1"),
+        ({"host_memory_gib": float("nan")}, "hardware.host_memory_gib is a number of GiB, got nan"),
         ({"host_memory_gib": None}, "hardware.host_memory_gib is not given"),
     ],
 )
