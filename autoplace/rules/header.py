@@ -242,17 +242,19 @@ def _holds_counts(value: Any) -> bool:
 
 def _typed(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record's values in the types of `Header`. Raises TypeError or ValueError."""
-    typed: dict[str, Any] = {}
-    for name, value in record.items():
-        kinds = _KINDS.get(name, (str,))
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise TypeError(f"{name} must not be {type(value).__name__}")
-        if kinds[0] is dict and value is not None and "bytes" not in name:
-            typed[name] = _read_figure(name, value)
-            continue
-        if "bytes" in name and not _holds_counts(value):
-            raise TypeError(f"{name} must map devices to bytes")
-        typed[name] = tuple(str(line) for line in value) if name == "launch" else value
+    typed = {name: _typed_value(name, value) for name, value in record.items()}
     if typed.get("basis") not in BASES:
         raise ValueError(f"basis must be one of {', '.join(BASES)}, but got {typed.get('basis')!r}")
     return typed
+
+
+def _typed_value(name: str, value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, _KINDS.get(name, (str,))):
+        raise TypeError(f"{name} must not be {type(value).__name__}")
+    if name == "launch":
+        return tuple(str(line) for line in value)
+    if name.endswith("_bytes") and not _holds_counts(value):
+        raise TypeError(f"{name} must map devices to bytes")
+    if isinstance(value, dict) and not name.endswith("_bytes"):
+        return _read_figure(name, value)
+    return value

@@ -94,13 +94,13 @@ def test_a_pattern_is_blind_to_experts_only_if_no_part_can_read_their_index(
     assert is_blind_to_experts(pattern) is is_blind
 
 
-pieces = st.sampled_from(
-    [r"^model\.layers\.(?:0|1|12)\.", r"^model\.layers\.\d+\.", "^", r"\.", "experts", "mlp", ".*"]
-    + [r"\d", "1", "[0-3]+", "(?:1|2)", ".", "$", r"(?!.*1)", "(?:mlp|up_proj)", r"\w+", "gate.*"]
-)
+PIECES = [
+    *(r"^model\.layers\.(?:0|1|12)\.", r"^model\.layers\.\d+\.", "^", r"\.", "experts", "mlp"),
+    *(".*", r"\d", "1", "[0-3]+", "(?:1|2)", ".", "$", r"(?!.*1)", "(?:mlp|up_proj)", r"\w+"),
+]
 
 
-@given(st.lists(pieces, min_size=1, max_size=5).map("".join))
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join))
 def test_a_blind_pattern_matches_every_expert_alike(pattern: str) -> None:
     try:
         compiled = compile_pattern(pattern)

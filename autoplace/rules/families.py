@@ -1,0 +1,125 @@
+"""Which of a family's own modules KTransformers replaces, and by what.
+
+Source: the rule files that KTransformers 0.2.1.post1 and 0.3 ship, and its operators' classes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autoplace.architectures.spec import ModelSpec, Module, Role
+
+_OPERATORS = "ktransformers.operators"
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One replacement: modules of a class become another."""
+
+    match_class: str | None
+    replace_class: str
+    moe_only: bool = False
+
+    def covers(self, module: Module) -> bool:
+        """Whether it is meant for this module: of the MLPs only MoE blocks are."""
+        return module.is_moe or not self.moe_only
+
+
+@dataclass(frozen=True)
+class Family:
+    """Class names of a family: its own below `ktransformers.models`, ours below `operators`."""
+
+    package: str
+    expert: str = ""
+    rotary: tuple[str, str] = ("", "")
+    plain_rotary: tuple[str, str] = ("", "")
+    """Where the model has no YaRN."""
+    moe: tuple[str, str] = ("", "")
+    router: tuple[str, str] = ("", "")
+    attention: str = ""
+    model: str = ""
+    """Empty where KTransformers has no class that moves activations between devices."""
+
+    def path(self, name: str) -> str:
+        return f"ktransformers.models.{self.package}.{name}"
+
+
+_V2 = Family(
+    "modeling_deepseek",
+    expert="DeepseekV2MLP",
+    rotary=("DeepseekV2YarnRotaryEmbedding", "YarnRotaryEmbedding"),
+    plain_rotary=("DeepseekV2RotaryEmbedding", "RotaryEmbedding"),
+    moe=("DeepseekV2MoE", "KDeepseekV2MoE"),
+    attention="KDeepseekV2Attention",
+    model="KDeepseekV2Model",
+)
+_V3 = Family(
+    "modeling_deepseek_v3",
+    expert="DeepseekV3MLP",
+    rotary=("DeepseekV3RotaryEmbedding", "YarnRotaryEmbeddingV3"),
+    plain_rotary=("DeepseekV3RotaryEmbedding", "RotaryEmbeddingV3"),
+    moe=("DeepseekV3MoE", "KDeepseekV3MoE"),
+    router=("MoEGate", "KMoEGate"),
+    attention="KDeepseekV2Attention",
+    model="KDeepseekV2Model",
+)
+_QWEN2_MOE = Family(
+    "modeling_qwen2_moe",
+    expert="Qwen2MoeMLP",
+    plain_rotary=("Qwen2MoeRotaryEmbedding", "RotaryEmbedding"),
+    moe=("Qwen2MoeSparseMoeBlock", "KQwen2MoeSparseMoeBlock"),
+    model="KQwen2MoeModel",
+)
+_QWEN3_MOE = Family("modeling_qwen3_moe", expert="Qwen3MoeMLP", model="KQwen2MoeModel")
+_MIXTRAL = Family(
+    "modeling_mixtral",
+    expert="MixtralBlockSparseTop2MLP",
+    plain_rotary=("MixtralRotaryEmbedding", "RotaryEmbedding"),
+    moe=("MixtralSparseMoeBlock", "KMistralSparseMoEBlock"),
+)
+_LLAMA = Family("modeling_llama", model="KLlamaModel")
+
+_FAMILIES: Mapping[str, Family] = {
+    "DeepseekV2Model": _V2,
+    "DeepseekV3Model": _V3,
+    "Qwen2MoeModel": _QWEN2_MOE,
+    "Qwen3MoeModel": _QWEN3_MOE,
+    "MixtralModel": _MIXTRAL,
+    "LlamaModel": _LLAMA,
+}
+
+
+def family_of(spec: ModelSpec) -> Family:
+    """The family, known by the class of the module `model`."""
+    return _FAMILIES[spec.by_path["model"].class_name.rpartition(".")[2]]
+
+
+def injections(spec: ModelSpec, *, engine: str) -> Mapping[Role, Injection]:
+    """Replacements by role. Roles without one stay as they are, as does the router of V2."""
+    family = family_of(spec)
+    has_yarn = spec.geometry.rope.yarn_factor != 1.0
+    pairs = {
+        Role.ROTARY: ("RoPE", *(family.rotary if has_yarn else family.plain_rotary)),
+        Role.MLP: ("experts", *family.moe),
+        Role.ROUTER: ("gate", *family.router),
+    }
+    found = {
+        role: Injection(family.path(theirs), f"{_OPERATORS}.{module}.{ours}", role is Role.MLP)
+        for role, (module, theirs, ours) in pairs.items()
+        if ours
+    }
+    if family.attention:
+        found[Role.ATTENTION] = Injection(None, f"{_OPERATORS}.attention.{family.attention}")
+    model = family.model or ("KLlamaModel" if engine == "builtin" else "")
+    if model:
+        found[Role.MODEL] = Injection(None, f"{_OPERATORS}.models.{model}")
+    return found
+
+
+def expert_tree(spec: ModelSpec, experts: Module) -> Sequence[tuple[str, str]]:
+    """Modules of one expert in the order of the walk: path below `experts.N`, and class."""
+    family = family_of(spec)
+    is_mixtral = family is _MIXTRAL
+    names = ("w1", "w2", "w3") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
+    linears = [(f".{name}", "torch.nn.modules.linear.Linear") for name in names]
+    act = (".act_fn", "torch.nn.modules.activation.SiLU")
+    return [("", family.path(family.expert)), *linears, act]
