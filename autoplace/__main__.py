@@ -86,11 +86,11 @@ def _fault_line(fault: Exception) -> str:
 
 
 def _log_to_stderr() -> None:
+    """Log to what standard error is now: a caller may have replaced it since the last call."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logger = logging.getLogger("autoplace")
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        logger.addHandler(handler)
+    logger.handlers = [handler]
     logger.setLevel(logging.INFO)
 
 
