@@ -35,13 +35,13 @@ def test_a_file_in_the_way_of_the_folder_is_one_line(tmp_path: Path) -> None:
 
 def test_a_folder_in_the_way_of_the_database_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "studies.db").mkdir()
-    with pytest.raises(AutoplaceError, match="it cannot be opened or created there$"):
+    with pytest.raises(AutoplaceError, match=r"it cannot be opened or created there$"):
         open_storage(tmp_path / "studies.db")
 
 
 def test_a_file_that_is_no_database_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "studies.db").write_bytes(b"GGUF" * 1000)
-    with pytest.raises(AutoplaceError, match="it is no SQLite database$"):
+    with pytest.raises(AutoplaceError, match=r"it is no SQLite database$"):
         open_storage(tmp_path / "studies.db")
 
 
@@ -101,6 +101,6 @@ def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         SimpleNamespace(mountpoint=str(tmp_path.resolve()), fstype="nfs4"),
     ]
     monkeypatch.setattr(psutil, "disk_partitions", lambda **_: mounts)
-    with pytest.raises(AutoplaceError, match="on a local disk, but .* is on nfs4"):
+    with pytest.raises(AutoplaceError, match=r"on a local disk, but .* is on nfs4"):
         refuse_network_file_system(tmp_path / "studies" / "studies.db")
     refuse_network_file_system(tmp_path.parent / "studies.db")
