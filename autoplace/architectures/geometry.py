@@ -55,6 +55,8 @@ class Rope:
     original_context: int = 0
     yarn_log_multiplier: float = 0.0
     """0.1 · mscale_all_dim of Hugging Face, as GGUF stores it."""
+    yarn_beta_fast: float = 32.0
+    yarn_beta_slow: float = 1.0
 
 
 @dataclass(frozen=True)
