@@ -64,7 +64,7 @@ class ModelSpec:
     tensors: Mapping[str, TensorInfo]
     """Tensors that the modules use, by GGUF name."""
     fingerprint: str
-    """Hash of geometry, tensor names, shapes and types: what a study and a rule file are keyed by."""
+    """Hash of geometry, tensor names, shapes, types: what studies and rule files are keyed by."""
 
     @cached_property
     def by_path(self) -> Mapping[str, Module]:

@@ -1,0 +1,140 @@
+"""What each engine can express, how it is launched, and its constants of memory with sources.
+
+"rules §3" is ktransformers-rules section 3, drawn from KTransformers' sources and issue tracker.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autoplace.errors import AutoplaceError, did_you_mean
+from autoplace.units import GIB, MIB
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """What an engine takes beside weights and cache. All zero for `builtin`, which is exact."""
+
+    marlin_scale_bytes: int = 2
+    """Of one scale: bf16; float32 in 0.2.1, which dequantises to float32 (rules §0)."""
+    context_bytes: int = 0
+    """Runtime context of each GPU that is used at all."""
+    attention_workspace_bytes: int = 0
+    """flashinfer's MLA workspace on each GPU with a layer (rules §3: 128 MiB)."""
+    marlin_load_bytes_per_weight: int = 0
+    """Peak while one linear is packed on its GPU (rules §3: 14, traced in `quantize_weights`)."""
+    lm_head_first: bool = False
+    """lm_head is loaded before all else, "because its big inter result" (rules §1.1)."""
+    expert_buffer_chunk: int = 0
+    """Tokens of KExpertsCPU's largest output buffer; 0 before 0.2.4: one vector (rules §3)."""
+    prefill_bytes_per_token: int = 0
+    """Attention's activations for a token of the chunk at 128 heads, with the key dimensions of
+    DeepSeek-V2 and V3 (rules §3: about 0.3 MB)."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that a plan, a check or a study is for."""
+
+    name: str
+    what: str
+    measured: bool
+    """Whether autoplace can run it here; otherwise it is planned, checked and exported for."""
+    uses_rules: bool
+    """Driven by a rule file; otherwise by flags."""
+    memory: MemoryProfile = MemoryProfile()
+    gpu_experts: tuple[str, ...] = ()
+    """Operators that hold routed experts on a GPU."""
+    splits_layers: bool = True
+    """Whether layers may be on several devices."""
+    gpu_experts_disable_cuda_graph: bool = False
+    launch: str = ""
+    """Command line, with {rules}, {model}, {gguf}, {threads} and {graph} to fill in."""
+
+
+_CHAT = "python -m ktransformers.local_chat --model_path {model} --gguf_path {gguf}"
+_CONTEXT_BYTES = GIB // 2
+"""Not in any source: calibrated 0.4 to 0.7 GB (prediction section 1)."""
+
+ENGINES: Mapping[str, Engine] = {
+    engine.name: engine
+    for engine in (
+        Engine(
+            "builtin",
+            "autoplace's own hybrid engine",
+            measured=True,
+            uses_rules=True,
+            gpu_experts=("KExpertsMarlin", "KExpertsTorch"),
+            launch="python -m autoplace bench rules={rules} model.path={gguf}",
+        ),
+        Engine(
+            "ktransformers-0.2.1",
+            "KTransformers 0.2.1 and 0.2.1.post1",
+            measured=False,
+            uses_rules=True,
+            memory=MemoryProfile(
+                marlin_scale_bytes=4,
+                context_bytes=_CONTEXT_BYTES,
+                attention_workspace_bytes=128 * MIB,
+                marlin_load_bytes_per_weight=14,
+                prefill_bytes_per_token=300_000,
+            ),
+            gpu_experts=("KExpertsMarlin",),
+            gpu_experts_disable_cuda_graph=True,
+            launch=f"{_CHAT} --optimize_rule_path {{rules}} --cpu_infer {{threads}}{{graph}}",
+        ),
+        Engine(
+            "ktransformers-0.3",
+            "KTransformers 0.2.2 to 0.3",
+            measured=False,
+            uses_rules=True,
+            memory=MemoryProfile(
+                context_bytes=_CONTEXT_BYTES,
+                attention_workspace_bytes=128 * MIB,
+                marlin_load_bytes_per_weight=14,
+                lm_head_first=True,
+                expert_buffer_chunk=8192,
+                prefill_bytes_per_token=300_000,
+            ),
+            gpu_experts=("KExpertsMarlin", "KExpertsTorch"),
+            gpu_experts_disable_cuda_graph=True,
+            launch=f"{_CHAT} --optimize_config_path {{rules}} --cpu_infer {{threads}}{{graph}}",
+        ),
+        Engine(
+            "ktransformers-0.3.2",
+            "KTransformers 0.3.1 and 0.3.2, whose experts load on the CPU only",
+            measured=False,
+            uses_rules=True,
+            memory=MemoryProfile(
+                context_bytes=_CONTEXT_BYTES,
+                attention_workspace_bytes=128 * MIB,
+                marlin_load_bytes_per_weight=14,
+                lm_head_first=True,
+                expert_buffer_chunk=8192,
+                prefill_bytes_per_token=300_000,
+            ),
+            launch=f"{_CHAT} --optimize_config_path {{rules}} --cpu_infer {{threads}}",
+        ),
+        Engine(
+            "llama.cpp",
+            "llama.cpp: the file's blocks on every device",
+            measured=False,
+            uses_rules=False,
+            launch="llama-server -m {gguf} --threads {threads}",
+        ),
+        Engine(
+            "sglang-kt",
+            "kt-kernel in sglang: flags, equal GPUs",
+            measured=False,
+            uses_rules=False,
+            splits_layers=False,
+            launch="python -m sglang.launch_server --model {model} --kt-cpuinfer {threads}",
+        ),
+    )
+}
+
+
+def engine(name: str) -> Engine:
+    """The engine of a name, or the error that lists them."""
+    if name not in ENGINES:
+        raise AutoplaceError(f"expected an engine but got {name!r}{did_you_mean(name, ENGINES)}")
+    return ENGINES[name]
