@@ -110,7 +110,11 @@ def _injected(
     injection = wanted.get(role)
     if injection is None:
         return
+    first = _devices(next(iter(devices)))
     modules = [module for module in spec.of_role(role) if injection.covers(module)]
+    for module in modules:
+        if module.layer is None:
+            yield Rule(f"^{_escape(module.path)}$", None, injection.replace_class, first)
     for device, layers in devices.items():
         here = [module for module in modules if module.layer in set(layers)]
         for rest, numbers in _by_rest(here).items():

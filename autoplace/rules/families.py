@@ -3,7 +3,7 @@
 Source: the rule files that KTransformers 0.2.1.post1 and 0.3 ship, and its operators' classes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoplace.architectures.spec import ModelSpec, Module, Role
@@ -29,7 +29,6 @@ class Family:
     """Class names of a family: its own below `ktransformers.models`, ours below `operators`."""
 
     package: str
-    expert: str = ""
     rotary: tuple[str, str] = ("", "")
     plain_rotary: tuple[str, str] = ("", "")
     """Where the model has no YaRN."""
@@ -45,7 +44,6 @@ class Family:
 
 _V2 = Family(
     "modeling_deepseek",
-    expert="DeepseekV2MLP",
     rotary=("DeepseekV2YarnRotaryEmbedding", "YarnRotaryEmbedding"),
     plain_rotary=("DeepseekV2RotaryEmbedding", "RotaryEmbedding"),
     moe=("DeepseekV2MoE", "KDeepseekV2MoE"),
@@ -54,7 +52,6 @@ _V2 = Family(
 )
 _V3 = Family(
     "modeling_deepseek_v3",
-    expert="DeepseekV3MLP",
     rotary=("DeepseekV3RotaryEmbedding", "YarnRotaryEmbeddingV3"),
     plain_rotary=("DeepseekV3RotaryEmbedding", "RotaryEmbeddingV3"),
     moe=("DeepseekV3MoE", "KDeepseekV3MoE"),
@@ -64,15 +61,13 @@ _V3 = Family(
 )
 _QWEN2_MOE = Family(
     "modeling_qwen2_moe",
-    expert="Qwen2MoeMLP",
     plain_rotary=("Qwen2MoeRotaryEmbedding", "RotaryEmbedding"),
     moe=("Qwen2MoeSparseMoeBlock", "KQwen2MoeSparseMoeBlock"),
     model="KQwen2MoeModel",
 )
-_QWEN3_MOE = Family("modeling_qwen3_moe", expert="Qwen3MoeMLP", model="KQwen2MoeModel")
+_QWEN3_MOE = Family("modeling_qwen3_moe", model="KQwen2MoeModel")
 _MIXTRAL = Family(
     "modeling_mixtral",
-    expert="MixtralBlockSparseTop2MLP",
     plain_rotary=("MixtralRotaryEmbedding", "RotaryEmbedding"),
     moe=("MixtralSparseMoeBlock", "KMistralSparseMoEBlock"),
 )
@@ -113,13 +108,3 @@ def injections(spec: ModelSpec, *, engine: str) -> Mapping[Role, Injection]:
     if model:
         found[Role.MODEL] = Injection(None, f"{_OPERATORS}.models.{model}")
     return found
-
-
-def expert_tree(spec: ModelSpec, experts: Module) -> Sequence[tuple[str, str]]:
-    """Modules of one expert in the order of the walk: path below `experts.N`, and class."""
-    family = family_of(spec)
-    is_mixtral = family is _MIXTRAL
-    names = ("w1", "w2", "w3") if is_mixtral else ("gate_proj", "up_proj", "down_proj")
-    linears = [(f".{name}", "torch.nn.modules.linear.Linear") for name in names]
-    act = (".act_fn", "torch.nn.modules.activation.SiLU")
-    return [("", family.path(family.expert)), *linears, act]

@@ -4,7 +4,7 @@ Every check looks at the assignment, so hand-written, faulty and compiled files 
 Findings with the same cause are one finding: modules are gathered by check, rule and message.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -134,11 +134,13 @@ def _short(module: Module) -> str:
     return module.path.removeprefix(f"model.layers.{module.layer}.")
 
 
-def _what(module: Module, entry: ModuleAssignment) -> str:
-    """Plain modules share a default rule, so they share a finding."""
-    if entry.class_name is None:
-        return "modules that no class replaces are"
-    return f"{_short(module)} is"
+def _list(names: Iterable[str], shown: int = 3) -> str:
+    """`a is`, `a, b and 4 more are`."""
+    names = list(names)
+    if len(names) == 1:
+        return f"{names[0]} is"
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return f"{', '.join(names[:shown])}{more} are"
 
 
 def _check_coverage(subject: _Subject) -> None:
@@ -301,6 +303,7 @@ def _check_transfer_map(subject: _Subject) -> None:
 
 def _check_devices(subject: _Subject) -> None:
     """Whatever computes with the activations must be where they are."""
+    stray: dict[tuple[int | None, str, str], dict[str, set[int]]] = {}
     for module, entry in subject.entries():
         if module.layer is None:
             continue
@@ -309,16 +312,20 @@ def _check_devices(subject: _Subject) -> None:
             module.role in LINEAR_ROLES and (subject.is_ktransformers or entry.operator is None)
         )
         if on_layer and entry.device != stream and entry.operator != "KLinearCPUInfer":
+            names = stray.setdefault((entry.rule, entry.device, stream), {})
+            names.setdefault(_short(module), set()).add(module.layer)
+        if entry.operator in ("KExpertsCPU", "KLinearCPUInfer"):
+            _check_out_device(subject, module, entry, stream)
+    for (rule, device, stream), names in stray.items():
+        for layer in sorted(set().union(*names.values())):
             subject.report(
                 ERROR,
                 "wrong-device",
-                f"{_what(module, entry)} on {entry.device}, but the activations are on {stream}",
-                layer=module.layer,
-                rule=entry.rule,
-                remedy="" if entry.rule is not None else "no rule matches them",
+                f"{_list(names)} on {device}, but the activations are on {stream}",
+                layer=layer,
+                rule=rule,
+                remedy="" if rule is not None else "no rule matches them",
             )
-        if entry.operator in ("KExpertsCPU", "KLinearCPUInfer"):
-            _check_out_device(subject, module, entry, stream)
     _check_end_devices(subject)
 
 

@@ -7,14 +7,15 @@ name is empty; the first rule that matches a module wins; the name is searched, 
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
+from autoplace.architectures.registry import expert_modules
 from autoplace.architectures.spec import ModelSpec, Module, Role
 from autoplace.errors import AutoplaceError
 from autoplace.placement.assignment import Assignment, ModuleAssignment
 from autoplace.rules import vocabulary
-from autoplace.rules.families import expert_tree
 from autoplace.rules.pattern import PatternError, compile_pattern, is_blind_to_experts
 from autoplace.rules.rule import Rule
 
@@ -31,23 +32,25 @@ def assign(rules: Sequence[Rule], spec: ModelSpec, *, engine: str) -> Assignment
     takes too long.
     """
     matcher = _Matcher.of(rules)
-    modules: dict[str, ModuleAssignment] = {}
-    pruned = None
-    for module in spec.modules:
-        path = module.path
-        if pruned is not None:
-            if path.startswith(pruned):
-                continue
-            pruned = None
-        index = matcher.first(path, module.class_name)
-        modules[path] = matcher.assignment(path, index)
-        if index is not None and not rules[index].recursive:
-            if not path:
-                break
-            pruned = f"{path}."
-        elif module.role is Role.EXPERTS:
-            modules.update(_single_experts(module, spec, matcher))
+    modules = {entry.path: entry for entry in _walk(spec.modules, matcher, spec)}
     return Assignment(engine, modules)
+
+
+def _walk(
+    modules: Iterable[Module], matcher: "_Matcher", spec: ModelSpec
+) -> Iterator[ModuleAssignment]:
+    """Visit modules in order, but none below a match that is not recursive."""
+    pruned = None
+    for module in modules:
+        path = module.path
+        if pruned is not None and path.startswith(pruned):
+            continue
+        index = matcher.first(path, module.class_name)
+        yield matcher.assignment(path, index)
+        if index is not None and not matcher.rules[index].recursive:
+            pruned = f"{path}." if path else ""
+        elif module.role is Role.EXPERTS:
+            yield from _single_experts(module, spec, matcher)
 
 
 @dataclass
@@ -127,34 +130,19 @@ def _operator(rule: Rule, default: str | None) -> str | None:
 
 def _single_experts(
     experts: Module, spec: ModelSpec, matcher: _Matcher
-) -> Iterator[tuple[str, ModuleAssignment]]:
+) -> Iterator[ModuleAssignment]:
     """The modules below a layer's experts, which a rule file visits unless it stops above them.
 
     One expert stands for all, unless some pattern could tell them apart: then each is asked.
     """
+    modules = expert_modules(spec, experts)
+    if not all(rule.name is None or is_blind_to_experts(rule.name) for rule in matcher.rules):
+        yield from _walk(modules, matcher, spec)
+        return
     assert spec.geometry.moe is not None
-    tree = expert_tree(spec, experts)
-    alike = all(rule.name is None or is_blind_to_experts(rule.name) for rule in matcher.rules)
-    shown = list(_one_expert(experts.path, 0, tree, matcher)) if alike else []
-    prefix = len(f"{experts.path}.0")
+    first = f"{experts.path}.0"
+    one = takewhile(lambda module: f"{module.path}.".startswith(f"{first}."), modules)
+    shown = [(entry.path.removeprefix(first), entry) for entry in _walk(one, matcher, spec)]
     for number in range(spec.geometry.moe.num_experts):
-        if not alike:
-            shown = list(_one_expert(experts.path, number, tree, matcher))
-        start = f"{experts.path}.{number}"
-        for assignment in shown:
-            path = start + assignment.path[prefix if alike else len(start) :]
-            yield path, replace(assignment, path=path)
-
-
-def _one_expert(
-    parent: str, number: int, tree: Sequence[tuple[str, str]], matcher: _Matcher
-) -> Iterator[ModuleAssignment]:
-    pruned = None
-    for below, class_name in tree:
-        path = f"{parent}.{number}{below}"
-        if pruned is not None and path.startswith(pruned):
-            continue
-        index = matcher.first(path, class_name)
-        yield matcher.assignment(path, index)
-        if index is not None and not matcher.rules[index].recursive:
-            pruned = f"{path}."
+        for below, entry in shown:
+            yield replace(entry, path=f"{experts.path}.{number}{below}")

@@ -119,11 +119,9 @@ class _Reader:
             return None
         self._check_keys(node, RULE_KEYS, "a rule")
         match = self._section(node, "match")
+        name, match_class = self._match(match) if match else (None, None)
         replace = self._section(node, "replace")
-        if match is None or replace is None:
-            return None
-        name, match_class = self._match(match)
-        replace_class, kwargs = self._replace(replace)
+        replace_class, kwargs = self._replace(replace) if replace else (None, {})
         recursive = self._recursive(node)
         if (name is None and match_class is None) or replace_class is None:
             return None
