@@ -80,7 +80,7 @@ def _fill(space: SearchSpace, values: dict[str, Value], overrun: Overrun) -> dic
         own = sum(
             layer.device == gpu.name and layer.experts is not None for layer in placement.layers
         )
-        if own:
+        if own and f"{gpu.name}.num_experts" in space.names:
             _fill_gpu(space, filled, gpu.name, own, overrun)
     return filled
 

@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from autoplace.architectures.spec import ModelSpec, Role
-from autoplace.catalog.engines import ENGINES
 from autoplace.catalog.operators import OPERATORS
 from autoplace.hardware.machine import Device, Machine
 from autoplace.placement.placement import Choice
 from autoplace.weights.ggml import TensorInfo
 from autoplace.workload import Workload
-
 
 GROUPS: Mapping[str, tuple[Role, ...]] = {
     "attention": (Role.ATTENTION_LINEAR,),
@@ -21,7 +19,6 @@ GROUPS: Mapping[str, tuple[Role, ...]] = {
 
 _LINEAR = ("KLinearMarlin", "KLinearCPUInfer", "KLinearTorch")
 _EXPERTS = ("KExpertsMarlin", "KExpertsCPU", "KExpertsTorch")
-_MARLIN_CAPABILITY = (8, 0)
 SMALLEST_CHUNK = 32
 LARGEST_CHUNK = 8192
 NUM_CHUNKS = 4
@@ -59,16 +56,29 @@ def operator_choices(
         Choice(device.name, name, num_bits)
         for name in names
         if _runs(name, device, infos, engine=engine)
-        for num_bits in _bits(name)
+        for num_bits in _bits(name, engine=engine)
     )
 
 
 def _runs(name: str, device: Device, infos: Sequence[TensorInfo], *, engine: str) -> bool:
-    raise NotImplementedError
+    operator = OPERATORS[name]
+    needed = operator.compute_capability
+    able = (
+        needed is None or device.compute_capability is None or device.compute_capability >= needed
+    )
+    return (
+        able
+        and engine in operator.engines
+        and ("gpu" if device.is_gpu else "cpu") in operator.device_kinds
+        and all(info.ggml_type in operator.ggml_types for info in infos)
+    )
 
 
-def _bits(name: str) -> tuple[int | None, ...]:
-    return (4, 8) if name.endswith("Marlin") else (None,)
+def _bits(name: str, *, engine: str) -> tuple[int | None, ...]:
+    """KTransformers does not pass `num_bits` on to its experts: they run at 4."""
+    if not name.endswith("Marlin"):
+        return (None,)
+    return (4,) if name == "KExpertsMarlin" and engine != "builtin" else (4, 8)
 
 
 def thread_choices(machine: Machine) -> tuple[int, ...]:

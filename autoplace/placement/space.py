@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 from autoplace.architectures.spec import ModelSpec
+from autoplace.errors import AutoplaceError
 from autoplace.hardware.machine import Device, Machine
 from autoplace.placement.expert_layers import expert_orders, spread_experts
 from autoplace.placement.options import (
@@ -77,6 +78,10 @@ class SearchSpace:
     def parameters(self) -> tuple[Parameter, ...]:
         """All dimensions in a fixed order; those that leave no choice are left out."""
         return tuple(parameter for parameter in self._all_parameters if parameter.size > 1)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset(parameter.name for parameter in self.parameters)
 
     @cached_property
     def hash(self) -> str:
@@ -152,9 +157,13 @@ class SearchSpace:
     def _all_parameters(self) -> tuple[Parameter, ...]:
         num_layers = self.spec.geometry.num_layers
         num_moe = len(self.spec.moe_layers)
+        if not self._head_choices:
+            raise AutoplaceError(
+                f"engine {self.engine} runs no rule files, so it has no search space"
+            )
         return (
             *(_int(f"{d.name}.end_layer", num_layers) for d in self.layer_devices[:-1]),
-            *(_int(f"{d.name}.num_experts", num_moe) for d in self.machine.gpus if num_moe),
+            *(_int(f"{d.name}.num_experts", num_moe) for d in self._expert_gpus),
             *([_categorical("experts_order", tuple(self._expert_orders))] if num_moe else []),
             *(_categorical(name, tuple(choices)) for name, choices in self._choices.items()),
             _categorical("lm_head", tuple(self._head_choices)),
@@ -166,7 +175,7 @@ class SearchSpace:
     @cached_property
     def _choices(self) -> Mapping[str, Mapping[str, Choice]]:
         """`cuda:0.attention` → operator name → choice, for every device and group of modules."""
-        return {
+        choices = {
             f"{device.name}.{group}": {
                 choice_name(choice): choice
                 for choice in operator_choices(self.spec, device, GROUPS[group], engine=self.engine)
@@ -175,6 +184,12 @@ class SearchSpace:
             for device in (self.machine.devices if group == "experts" else self.layer_devices)
             if layers_with(self.spec, GROUPS[group])
         }
+        return {name: offered for name, offered in choices.items() if offered}
+
+    @cached_property
+    def _expert_gpus(self) -> tuple[Device, ...]:
+        """GPUs that the engine has an operator for experts on; none for a dense model."""
+        return tuple(gpu for gpu in self.machine.gpus if f"{gpu.name}.experts" in self._choices)
 
     @cached_property
     def _head_choices(self) -> Mapping[str, Choice]:
@@ -216,7 +231,7 @@ class SearchSpace:
             return {}
         return spread_experts(
             self._expert_orders[str(values["experts_order"])],
-            {gpu.name: int(values[f"{gpu.name}.num_experts"]) for gpu in self.machine.gpus},
+            {gpu.name: int(values[f"{gpu.name}.num_experts"]) for gpu in self._expert_gpus},
             layer_devices=devices,
             host=self.machine.host.name,
         )

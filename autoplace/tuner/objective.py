@@ -24,7 +24,9 @@ def suggest(trial: optuna.Trial, space: SearchSpace) -> dict[str, Value]:
                 parameter.name, parameter.low, parameter.high
             )
         else:
-            values[parameter.name] = trial.suggest_categorical(parameter.name, parameter.choices)
+            choice = trial.suggest_categorical(parameter.name, parameter.choices)
+            assert isinstance(choice, (int, str)), choice
+            values[parameter.name] = choice
     return values
 
 

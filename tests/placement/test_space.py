@@ -4,8 +4,8 @@ import random
 from dataclasses import replace
 
 import pytest
-
 from autoplace.architectures.registry import spec_from_geometry
+
 from autoplace.architectures.spec import Role
 from autoplace.hardware.machine import Machine
 from autoplace.placement.expert_layers import expert_orders, spread_experts
@@ -35,7 +35,7 @@ SPACES = {
 }
 
 
-@pytest.fixture(params=SPACES.values(), ids=SPACES.keys())
+@pytest.fixture(params=list(SPACES.values()), ids=list(SPACES))
 def space(request: pytest.FixtureRequest) -> SearchSpace:
     return space_of(*request.param)
 
