@@ -9,17 +9,25 @@ from autoplace.workload import Workload
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """How long and how often a placement is measured."""
+    """How long and how often a placement is measured, and what makes the numbers invalid."""
 
     min_repeats: int = 3
     max_repeats: int = 10
     max_relative_spread: float = 0.05
-    """Repeats stop once (high - low) / median of both objectives is at most this."""
+    """Repeats stop once the middle half of both objectives spans at most this, over the median."""
     time_limit_s: float = 300.0
     """For one whole trial, load included; then the worker's process group is killed."""
     quality: bool = True
     quality_tokens: int = 64
     seed: int = 0
+    unstable_spread: float = 0.5
+    """A middle half wider than this after the last repeat is no number: `unstable`."""
+    max_wait_share: float = 0.35
+    """`contended`: our threads waited for a CPU this share of the time they could have run, …"""
+    max_other_share: float = 0.25
+    """… and other processes took this share of the host's CPU time. Both must be exceeded."""
+    min_resident_share: float = 0.95
+    """`cold`: less of the memory-mapped host weights than this is in the page cache."""
 
 
 @dataclass(frozen=True)

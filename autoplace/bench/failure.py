@@ -1,0 +1,70 @@
+"""Why a trial failed: by the type of the exception first, by its text last."""
+
+import errno
+import re
+
+import torch
+
+from autoplace.bench.measure import NotFiniteError
+from autoplace.bench.metrics import Basis, Outcome, Status
+from autoplace.errors import AutoplaceError, DeviceOutOfMemoryError
+from autoplace.hardware.machine import Machine
+
+CUDA_ERROR_MEMORY_ALLOCATION = 2
+"""cudaErrorMemoryAllocation; torch raises it as `AcceleratorError` where the host ran out."""
+_GPU_IN_TEXT = re.compile(r"GPU (\d+)")
+_HOST_ALLOCATOR = re.compile(r"DefaultCPUAllocator: can't allocate memory.*?allocate (\d+) bytes")
+
+
+def basis_of(machine: Machine) -> Basis:
+    return Basis.EMULATED if machine.emulated else Basis.MEASURED
+
+
+def failed(error: BaseException, machine: Machine) -> Outcome:
+    """The outcome of a trial that ended with this exception."""
+    basis = basis_of(machine)
+    if isinstance(error, DeviceOutOfMemoryError):
+        over = error.allocated_bytes + error.requested_bytes - error.budget_bytes
+        return out_of_memory(error.device, str(error), basis, over_bytes=over)
+    if isinstance(error, NotFiniteError):
+        return Outcome(Status.NOT_FINITE, basis, str(error))
+    if isinstance(error, AutoplaceError):
+        return Outcome(Status.REFUSED, basis, str(error))
+    if isinstance(error, torch.OutOfMemoryError):
+        found = _GPU_IN_TEXT.search(str(error))
+        device = f"cuda:{found[1]}" if found else "cuda:0"
+        return out_of_memory(device, f"out of memory on {device}: the driver has none left", basis)
+    return _host_failure(error, basis)
+
+
+def _host_failure(error: BaseException, basis: Basis) -> Outcome:
+    if isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno == errno.ENOMEM
+    ):
+        return out_of_memory("cpu", f"out of memory on cpu: {_one_line(error)}", basis)
+    if (
+        isinstance(error, torch.AcceleratorError)
+        and error.error_code == CUDA_ERROR_MEMORY_ALLOCATION
+    ):
+        return out_of_memory("cpu", "out of memory on cpu: no pinned memory was left", basis)
+    found = _HOST_ALLOCATOR.search(str(error)) if isinstance(error, RuntimeError) else None
+    if found:
+        reason = f"out of memory on cpu: {found[1]} B could not be allocated"
+        return out_of_memory("cpu", reason, basis)
+    return Outcome(Status.CRASHED, basis, f"{type(error).__name__}: {_one_line(error)}")
+
+
+def out_of_memory(
+    device: str, reason: str, basis: Basis, *, over_bytes: int | None = None
+) -> Outcome:
+    return Outcome(
+        Status.OUT_OF_MEMORY,
+        basis,
+        reason,
+        out_of_memory_device=device,
+        out_of_memory_bytes=over_bytes,
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,159 @@
+"""Times a loaded model: prefill of the prompt, decode of the output, repeated until it settles.
+
+Every placement decodes the same seeded tokens, so that all do the same work; each logit vector is
+still reduced to its best token before the next one is fed, as a real decode has to.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autoplace.bench.metrics import Spread
+from autoplace.bench.request import MeasureSettings
+from autoplace.bench.usage import Counters, Usage
+from autoplace.workload import Workload
+
+WARM_UP_TOKENS = 4
+
+
+class Model(Protocol):
+    """What is measured: `HybridModel`, as far as its speed is concerned."""
+
+    def prefill(self, tokens: list[int]) -> Tensor: ...
+
+    def decode(self, token: int) -> Tensor: ...
+
+    def reset(self) -> None: ...
+
+
+class NotFiniteError(Exception):
+    """Logits that no speed is worth: NaN, infinite, or all the same."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Repeats of one workload, and what the machine did meanwhile."""
+
+    prefill_s: tuple[float, ...]
+    decode_s: tuple[float, ...]
+    """Seconds for all decoded tokens of a repeat."""
+    num_decoded: int
+    usage: Usage
+    """From the first timed repeat to the last."""
+    cut_short: bool
+    """The time limit came before the repeats had settled."""
+
+    @property
+    def decode_tok_per_s(self) -> Spread:
+        return spread([self.num_decoded / seconds for seconds in self.decode_s])
+
+    @property
+    def prefill_latency_s(self) -> Spread:
+        return spread(self.prefill_s)
+
+    @property
+    def middle_spread(self) -> float:
+        """The wider one of both objectives' `middle_spread`."""
+        return max(middle_spread(self.prefill_s), middle_spread(self.decode_s))
+
+
+def spread(values: Sequence[float]) -> Spread:
+    return Spread(median(values), min(values), max(values), len(values))
+
+
+def middle_spread(values: Sequence[float]) -> float:
+    """Interquartile range over the median. Unlike the extremes it can shrink with more repeats."""
+    if len(values) < 2:
+        return float("inf")
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return (high - low) / median(values)
+
+
+def workload_tokens(workload: Workload, vocab_size: int, seed: int) -> tuple[list[int], list[int]]:
+    """The prompt and the tokens that are decoded: the output's but the last, at least one."""
+    num_decoded = max(1, workload.output_tokens - 1)
+    assert workload.prompt_tokens + num_decoded <= workload.context_tokens, workload
+    drawn = np.random.default_rng(seed).integers(
+        0, vocab_size, workload.prompt_tokens + num_decoded
+    )
+    tokens = [int(token) for token in drawn]
+    return tokens[: workload.prompt_tokens], tokens[workload.prompt_tokens :]
+
+
+def measure(
+    model: Model,
+    prompt: list[int],
+    output: list[int],
+    settings: MeasureSettings,
+    *,
+    synchronise: Callable[[], None],
+    deadline_s: float,
+) -> Measurement:
+    """Warm up, then repeat. `deadline_s` is on `time.monotonic`'s clock.
+
+    At least one repeat is timed; no repeat starts that would, by the last one, end too late.
+    Raise `NotFiniteError` for logits that are not finite or constant.
+    """
+    _repeat(model, prompt, output[:WARM_UP_TOKENS], synchronise)
+    prefill_s: list[float] = []
+    decode_s: list[float] = []
+    cut_short = False
+    before = Counters.now()
+    while not _settled(prefill_s, decode_s, settings):
+        expected_s = prefill_s[-1] + decode_s[-1] if prefill_s else 0.0
+        if prefill_s and time.monotonic() + expected_s > deadline_s:
+            cut_short = True
+            break
+        prefilled_s, decoded_s = _repeat(model, prompt, output, synchronise)
+        prefill_s.append(prefilled_s)
+        decode_s.append(decoded_s)
+    usage = before.until(Counters.now())
+    return Measurement(tuple(prefill_s), tuple(decode_s), len(output), usage, cut_short)
+
+
+def _settled(
+    prefill_s: Sequence[float], decode_s: Sequence[float], settings: MeasureSettings
+) -> bool:
+    if len(prefill_s) < settings.min_repeats:
+        return False
+    if len(prefill_s) >= settings.max_repeats:
+        return True
+    widest = max(middle_spread(prefill_s), middle_spread(decode_s))
+    return widest <= settings.max_relative_spread
+
+
+def _repeat(
+    model: Model, prompt: list[int], output: list[int], synchronise: Callable[[], None]
+) -> tuple[float, float]:
+    """Seconds of one prefill and of decoding `output`. The logits are checked untimed."""
+    model.reset()
+    synchronise()
+    start = time.perf_counter()
+    first = model.prefill(prompt)
+    int(first.argmax())
+    synchronise()
+    prefilled = time.perf_counter()
+    last = first
+    for token in output:
+        last = model.decode(token)
+        int(last.argmax())
+    synchronise()
+    decoded = time.perf_counter()
+    check_logits(first, what="prefill")
+    check_logits(last, what="decode")
+    return prefilled - start, decoded - prefilled
+
+
+def check_logits(logits: Tensor, *, what: str) -> None:
+    """Raise `NotFiniteError` for NaN, infinite or constant logits [V]."""
+    num_bad = int((~torch.isfinite(logits)).sum())
+    if num_bad:
+        raise NotFiniteError(f"{num_bad} of {logits.numel()} logits of the {what} are not finite")
+    if logits.numel() > 1 and bool((logits == logits.flatten()[0]).all()):
+        raise NotFiniteError(f"all {logits.numel()} logits of the {what} are the same")

@@ -1,0 +1,85 @@
+"""What this process and the rest of the machine did while something was measured."""
+
+import os
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Between two looks at the counters."""
+
+    wall_s: float
+    cpu_s: float
+    """CPU time of this process, all threads."""
+    wait_s: float
+    """Time that its threads were ready to run and had no CPU."""
+    other_s: float
+    """CPU time that everything else took, the hypervisor's steal included."""
+    major_faults: int
+    """Pages of this process that had to be read from a disk."""
+    num_cores: int
+
+    @property
+    def wait_share(self) -> float:
+        """Of the time that our threads could have run."""
+        ready_s = self.cpu_s + self.wait_s
+        return self.wait_s / ready_s if ready_s else 0.0
+
+    @property
+    def other_share(self) -> float:
+        """Of all the CPU time there was."""
+        available_s = self.wall_s * self.num_cores
+        return min(1.0, self.other_s / available_s) if available_s else 0.0
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The counters at one moment. Threads that end in between take their wait time with them."""
+
+    wall_s: float
+    cpu_s: float
+    wait_s: float
+    busy_s: float
+    major_faults: int
+
+    @classmethod
+    def now(cls) -> "Counters":
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        times = psutil.cpu_times()
+        return cls(
+            wall_s=time.perf_counter(),
+            cpu_s=used.ru_utime + used.ru_stime,
+            wait_s=_wait_s(),
+            busy_s=float(times.user + times.nice + times.system + getattr(times, "steal", 0.0)),
+            major_faults=used.ru_majflt,
+        )
+
+    def until(self, later: "Counters") -> Usage:
+        cpu_s = later.cpu_s - self.cpu_s
+        return Usage(
+            wall_s=later.wall_s - self.wall_s,
+            cpu_s=cpu_s,
+            wait_s=max(0.0, later.wait_s - self.wait_s),
+            other_s=max(0.0, later.busy_s - self.busy_s - cpu_s),
+            major_faults=later.major_faults - self.major_faults,
+            num_cores=os.cpu_count() or 1,
+        )
+
+
+def _wait_s() -> float:
+    """Second field of each thread's schedstat, in nanoseconds; 0 where the kernel has none.
+
+    Source: Documentation/scheduler/sched-stats.rst, "time spent waiting on a runqueue".
+    """
+    total_ns = 0
+    for thread in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            total_ns += int(thread.read_text().split()[1])
+        except (OSError, IndexError):
+            continue
+    return total_ns / 1e9
