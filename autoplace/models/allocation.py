@@ -13,7 +13,7 @@ from autoplace.models.place import Place, put
 
 
 class Allocator:
-    """Makes tensors on places within the ledger's budgets, and gives their bytes back at the end."""
+    """Makes tensors on places within the ledger's budgets; gives their bytes back at the end."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

@@ -5,8 +5,8 @@ positions, 16 heads of 576: 11.7 ms against 0.18 ms), since it splits work by qu
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 
 def attend_one(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
@@ -29,8 +29,8 @@ def attend_many(
     """[H, T, d], [G, L, d], [G, L, v] → [H, T, v]; H a multiple of G, v at most d."""
     width = values.shape[-1]
     missing = query.shape[-1] - width
-    padded = F.pad(values, (0, missing)) if missing else values
-    out = F.scaled_dot_product_attention(
+    padded = functional.pad(values, (0, missing)) if missing else values
+    out = functional.scaled_dot_product_attention(
         query[None],
         keys[None],
         padded[None],

@@ -1,8 +1,7 @@
 """The modules that no rule replaces, and the linear that rules may: plain torch."""
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from autoplace.models.place import Place, expect
 
@@ -25,7 +24,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         expect(x, self.place)
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Linear(nn.Module):
@@ -39,7 +38,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         expect(x, self.place)
-        return F.linear(x, self.weight, self.bias)
+        return functional.linear(x, self.weight, self.bias)
 
 
 class RouterGate(nn.Module):
@@ -53,7 +52,7 @@ class RouterGate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         expect(x, self.place)
-        return F.linear(x.float(), self.weight.float())
+        return functional.linear(x.float(), self.weight.float())
 
 
 class Embedding(nn.Module):
@@ -66,4 +65,4 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         expect(tokens, self.place)
-        return torch.nn.functional.embedding(tokens, self.weight)
+        return functional.embedding(tokens, self.weight)

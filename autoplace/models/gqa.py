@@ -23,7 +23,14 @@ class Step(NamedTuple):
 
 
 class GqaAttention(nn.Module):
-    """q, k, v and o are set by the builder; q_norm and k_norm where the family has them."""
+    """The builder sets the submodules; q_norm and k_norm only where the family has them."""
+
+    q_proj: nn.Module
+    k_proj: nn.Module
+    v_proj: nn.Module
+    o_proj: nn.Module
+    q_norm: nn.Module
+    k_norm: nn.Module
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
@@ -40,8 +47,8 @@ class GqaAttention(nn.Module):
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         keys, values = self.cache
-        q = self.q_proj(x).unflatten(-1, (self.num_heads, -1))  # [T, H, d]
-        k = self.k_proj(x).unflatten(-1, (self.num_kv_heads, -1))  # [T, G, d]
+        q = self.q_proj(x).view(len(x), self.num_heads, -1)  # [T, H, d]
+        k = self.k_proj(x).view(len(x), self.num_kv_heads, -1)  # [T, G, d]
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self._rotate(q, step), self._rotate(k, step)
@@ -59,10 +66,11 @@ class GqaAttention(nn.Module):
 
     def _read(self, rows: CacheRows, step: Step, q: Tensor) -> Tensor:
         """[L, G·d] → [G, L, d]."""
-        return rows.read(step.end, q.dtype).unflatten(-1, (self.num_kv_heads, -1)).transpose(0, 1)
+        read = rows.read(step.end, q.dtype)
+        return read.view(step.end, self.num_kv_heads, -1).transpose(0, 1)
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, step: Step) -> Tensor:
         if q.shape[0] == 1:
-            grouped = q[0].unflatten(0, (self.num_kv_heads, -1))  # [G, R, d]
+            grouped = q.view(self.num_kv_heads, -1, self.head_dim)  # [G, R, d]
             return attend_one(grouped, keys, values, self.scale).flatten(0, 1)[None]
         return attend_many(q.transpose(0, 1), keys, values, step.mask, self.scale).transpose(0, 1)

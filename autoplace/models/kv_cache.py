@@ -46,7 +46,7 @@ class Q8Rows(CacheRows):
         self._scales = scales  # [context, width / 32, 1] float16
 
     def write(self, rows: Tensor, start: int) -> None:
-        blocks = rows.float().unflatten(-1, (-1, _Q8_0_BLOCK))
+        blocks = rows.float().reshape(len(rows), -1, _Q8_0_BLOCK)
         scales = blocks.abs().amax(-1, keepdim=True) / 127
         inverse = torch.where(scales > 0, 1 / scales, 0)
         end = start + rows.shape[0]
@@ -68,9 +68,7 @@ def cache_rows(
     return FloatRows(values.zero_())
 
 
-def _q8_rows(
-    context: int, width: int, place: Place, allocator: Allocator, *, what: str
-) -> Q8Rows:
+def _q8_rows(context: int, width: int, place: Place, allocator: Allocator, *, what: str) -> Q8Rows:
     num_blocks, rest = divmod(width, _Q8_0_BLOCK)
     if rest:
         raise AutoplaceError(

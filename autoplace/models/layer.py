@@ -6,15 +6,16 @@ from autoplace.models.gqa import Step
 
 
 class DecoderLayer(nn.Module):
-    """The builder sets self_attn, the two norms and the MLP, which families name differently."""
+    """The builder sets the submodules; the MLP is `mlp`, or `block_sparse_moe` in Mixtral."""
 
-    def __init__(self, mlp_name: str) -> None:
-        super().__init__()
-        self.mlp_name = mlp_name
+    self_attn: nn.Module
+    input_layernorm: nn.Module
+    post_attention_layernorm: nn.Module
 
     def forward(self, x: Tensor, step: Step) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), step)
-        mlp = self._modules[self.mlp_name]
+        modules = self._modules
+        mlp = modules.get("mlp") or modules["block_sparse_moe"]
         assert mlp is not None
         out: Tensor = x + mlp(self.post_attention_layernorm(x))
         return out

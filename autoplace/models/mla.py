@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from autoplace.architectures.geometry import Geometry, Mla
 from autoplace.models.attention import attend_many, attend_one
+from autoplace.models.basic import Linear
 from autoplace.models.gqa import Step
 from autoplace.models.kv_cache import CacheRows
 from autoplace.models.rotary import mla_softmax_scale, rotate
@@ -17,7 +18,16 @@ from autoplace.placement.workspace import expanded_heads
 
 
 class MlaAttention(nn.Module):
-    """q_proj, or q_a_proj, q_a_layernorm and q_b_proj, and the kv modules are set by the builder."""
+    """The builder sets the submodules: q_proj, or q_a_proj, q_a_layernorm and q_b_proj."""
+
+    q_proj: nn.Module
+    q_a_proj: nn.Module
+    q_a_layernorm: nn.Module
+    q_b_proj: nn.Module
+    kv_a_proj_with_mqa: nn.Module
+    kv_a_layernorm: nn.Module
+    kv_b_proj: Linear
+    o_proj: nn.Module
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
@@ -45,22 +55,21 @@ class MlaAttention(nn.Module):
             q = self.q_proj(x)
         else:
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-        q = q.unflatten(-1, (self.num_heads, -1))
-        nope, rope = q.split((self.mla.qk_nope_dim, self.mla.qk_rope_dim), -1)
+        q = q.view(len(x), self.num_heads, -1)
+        nope, rope = torch.split(q, [self.mla.qk_nope_dim, self.mla.qk_rope_dim], -1)
         return nope, rotate(rope, step.turns, interleaved=self.interleaved)
 
     def _compressed(self, x: Tensor, step: Step) -> Tensor:
         """The cache's rows of these tokens: [T, lora + rope]."""
-        latent, rope = self.kv_a_proj_with_mqa(x).split(
-            (self.mla.kv_lora_rank, self.mla.qk_rope_dim), -1
+        latent, rope = torch.split(
+            self.kv_a_proj_with_mqa(x), [self.mla.kv_lora_rank, self.mla.qk_rope_dim], -1
         )
         turned = rotate(rope[:, None], step.turns, interleaved=self.interleaved)[:, 0]
         return torch.cat((self.kv_a_layernorm(latent), turned), -1)
 
     def _kv_b(self) -> tuple[Tensor, Tensor]:
         """Views of kv_b's weight: keys [H, nope, lora] and values [H, v, lora]."""
-        weight: Tensor = self.kv_b_proj.weight
-        halves = weight.unflatten(0, (self.num_heads, -1))
+        halves = self.kv_b_proj.weight.view(self.num_heads, -1, self.mla.kv_lora_rank)
         return halves[:, : self.mla.qk_nope_dim], halves[:, self.mla.qk_nope_dim :]
 
     def _absorbed(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, step: Step) -> Tensor:
@@ -80,11 +89,9 @@ class MlaAttention(nn.Module):
         ]
         return torch.cat(outs).transpose(0, 1).flatten(1)
 
-    def _expand_and_attend(
-        self, query: Tensor, latent: Tensor, step: Step, heads: slice
-    ) -> Tensor:
+    def _expand_and_attend(self, query: Tensor, latent: Tensor, step: Step, heads: slice) -> Tensor:
         """Attention of some heads whose keys and values are expanded for the while: [h, T, v]."""
-        compressed, rope = latent.split((self.mla.kv_lora_rank, self.mla.qk_rope_dim), -1)
+        compressed, rope = torch.split(latent, [self.mla.kv_lora_rank, self.mla.qk_rope_dim], -1)
         to_keys, to_values = self._kv_b()
         nope = torch.matmul(compressed, to_keys[heads].transpose(1, 2))  # [h, L, nope]
         keys = torch.cat((nope, rope.expand(len(nope), -1, -1)), -1)

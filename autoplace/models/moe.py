@@ -3,11 +3,13 @@
 T tokens, D model width, E experts, K experts per token.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from autoplace.architectures.geometry import Moe
 from autoplace.models.basic import RouterGate
@@ -16,9 +18,21 @@ from autoplace.models.basic import RouterGate
 class Mlp(nn.Module):
     """down(silu(gate(x)) · up(x)): a dense MLP or a shared expert."""
 
+    gate_proj: nn.Module
+    up_proj: nn.Module
+    down_proj: nn.Module
+
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
         return out
+
+
+class RoutedExperts(nn.Module, ABC):
+    """What stands at `experts`: an injected wrapper."""
+
+    @abstractmethod
+    def start(self, x: Tensor, experts: Tensor, weights: Tensor) -> Callable[[], Tensor]:
+        """Begin with [T, D], indices and weights [T, K]; the result gives the sum [T, D]."""
 
 
 class MoeBlock(nn.Module):
@@ -27,6 +41,12 @@ class MoeBlock(nn.Module):
     Routed experts are started first and finished last: the shared expert's work is queued on its
     GPU in between, so that both run at once where the experts are on the CPU.
     """
+
+    gate: nn.Module
+    experts: RoutedExperts
+    shared_experts: nn.Module
+    shared_expert: nn.Module
+    shared_expert_gate: nn.Module
 
     def __init__(self, moe: Moe) -> None:
         super().__init__()
@@ -39,7 +59,7 @@ class MoeBlock(nn.Module):
         experts, weights = choose_experts(scores, bias, self.moe)
         finish = self.experts.start(x, experts, weights)
         shared = self._shared(x)
-        routed: Tensor = finish()
+        routed = finish()
         return routed if shared is None else routed + shared
 
     def _shared(self, x: Tensor) -> Tensor | None:
@@ -69,11 +89,9 @@ def choose_experts(scores: Tensor, bias: Tensor | None, moe: Moe) -> tuple[Tenso
 
 
 def _best_groups_only(choice: Tensor, moe: Moe) -> Tensor:
-    groups = choice.unflatten(-1, (moe.num_groups, -1))  # [T, G, E / G]
-    if moe.gating == "sigmoid":
-        rank = groups.topk(2, dim=-1).values.sum(-1)
-    else:
-        rank = groups.amax(-1)
+    groups = choice.view(len(choice), moe.num_groups, -1)  # [T, G, E / G]
+    rank_of = 2 if moe.gating == "sigmoid" else 1
+    rank = groups.topk(rank_of, dim=-1).values.sum(-1)
     kept = rank.topk(moe.num_groups_used, dim=-1).indices
     outside = torch.ones_like(rank, dtype=torch.bool).scatter_(-1, kept, False)
     return groups.masked_fill(outside[..., None], float("-inf")).flatten(-2)

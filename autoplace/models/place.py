@@ -4,7 +4,7 @@ On an emulated machine every torch device is the CPU, so a tensor that was never
 unnoticed. `checked_places` is the test mode that notices: it remembers each tensor's place.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -51,17 +51,16 @@ class _Tags(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names = WeakTensorKeyDictionary()
+        self.names: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
 
     def name_of(self, x: Tensor) -> str | None:
-        name: str | None = self.names.get(x)
-        return name
+        return self.names.get(x, None)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         inputs = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
-        names = {name for x in inputs if (name := self.names.get(x)) is not None}
+        names = {self.names[x] for x in inputs if x in self.names}
         assert len(names) <= 1, f"{getattr(func, '__name__', func)} mixes {sorted(names)}"
         result = func(*args, **(kwargs or {}))
         for name in names:

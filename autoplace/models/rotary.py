@@ -1,7 +1,6 @@
 """Rotary position embedding: frequencies, YaRN, and the two orders of pairs.
 
-YaRN as in Hugging Face's `_compute_yarn_parameters` and llama.cpp's `ggml_rope_yarn_corr_dims`,
-with beta_fast 32 and beta_slow 1.
+YaRN as in Hugging Face's `_compute_yarn_parameters` and llama.cpp's `ggml_rope_yarn_corr_dims`.
 """
 
 from math import ceil, floor, log, pi
@@ -11,8 +10,6 @@ from torch import Tensor
 
 from autoplace.architectures.geometry import Rope
 
-_BETA_FAST, _BETA_SLOW = 32.0, 1.0
-
 
 def inverse_frequencies(rope: Rope) -> Tensor:
     """Radians a position of every pair: [dim / 2] float32, on the host."""
@@ -20,8 +17,8 @@ def inverse_frequencies(rope: Rope) -> Tensor:
     plain = 1.0 / rope.theta**exponents
     if rope.yarn_factor == 1.0:
         return plain
-    low = max(floor(_correction_dim(rope, _BETA_FAST)), 0)
-    high = min(ceil(_correction_dim(rope, _BETA_SLOW)), rope.dim - 1)
+    low = max(floor(_correction_dim(rope, rope.yarn_beta_fast)), 0)
+    high = min(ceil(_correction_dim(rope, rope.yarn_beta_slow)), rope.dim - 1)
     ramp = (torch.arange(rope.dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
     interpolated = ramp.clamp(0, 1)
     return plain / rope.yarn_factor * interpolated + plain * (1 - interpolated)
@@ -29,11 +26,8 @@ def inverse_frequencies(rope: Rope) -> Tensor:
 
 def _correction_dim(rope: Rope, num_rotations: float) -> float:
     """The pair that turns this often over the original context."""
-    return (
-        rope.dim
-        * log(rope.original_context / (num_rotations * 2 * pi))
-        / (2 * log(rope.theta))
-    )
+    turns = log(rope.original_context / (num_rotations * 2 * pi))
+    return float(rope.dim * turns / (2 * log(rope.theta)))
 
 
 def yarn_attention_factor(rope: Rope) -> float:
@@ -56,7 +50,7 @@ def rotations(positions: Tensor, frequencies: Tensor, factor: float) -> Tensor:
 def rotate(x: Tensor, turns: Tensor, *, interleaved: bool) -> Tensor:
     """Turn every pair of [T, heads, d]; the pairs stay where they are in the last dimension."""
     if interleaved:
-        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
         return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
     first, second = x.float().chunk(2, -1)
     turned = torch.complex(first, second) * turns

@@ -59,8 +59,12 @@ def workspace_bytes(geometry: Geometry, *, prefill_chunk: int, context_tokens: i
     activations = 4 * tokens * (8 * geometry.hidden + 5 * _widest(geometry))
     mask = 5 * tokens * context_tokens
     logits = 2 * 4 * min(LOGIT_ROWS, tokens) * geometry.vocab
-    return activations + mask + logits + _cache_copy(geometry, context_tokens) + _scratch(
-        geometry, context_tokens
+    return (
+        activations
+        + mask
+        + logits
+        + _cache_copy(geometry, context_tokens)
+        + _scratch(geometry, context_tokens)
     )
 
 
@@ -93,5 +97,5 @@ def _scratch(geometry: Geometry, context_tokens: int) -> int:
     matrix = min(SCRATCH_BYTES, 8 * geometry.hidden * _widest(geometry))
     if not isinstance(attention, Mla):
         return matrix
-    heads = min(geometry.num_heads, expanded_heads(attention, context_tokens))
-    return max(matrix, heads * _expanded_head_bytes(attention, context_tokens))
+    head = _expanded_head_bytes(attention, context_tokens)
+    return max(matrix, head, min(SCRATCH_BYTES, geometry.num_heads * head))

@@ -1,0 +1,125 @@
+"""HybridModel: prefill in chunks, decode one token at a time, logits of every position."""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from autoplace.architectures.geometry import Geometry, Mla
+from autoplace.errors import AutoplaceError
+from autoplace.models.allocation import Allocator
+from autoplace.models.attention import causal_mask
+from autoplace.models.gqa import Step
+from autoplace.models.place import HOST, Place, move, put
+from autoplace.models.rotary import inverse_frequencies, rotations, yarn_attention_factor
+from autoplace.placement.workspace import LOGIT_ROWS
+
+
+class Forward:
+    """What layers of one forward share: rotations and mask, made once for each device."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._frequencies = inverse_frequencies(geometry.rope)
+        mla = isinstance(geometry.attention, Mla)
+        self._factor = 1.0 if mla else yarn_attention_factor(geometry.rope)
+
+    def step(self, start: int, num_tokens: int, place: Place) -> Step:
+        end = start + num_tokens
+        positions = torch.arange(start, end)
+        turns = rotations(positions, self._frequencies, self._factor).to(place.torch_device)
+        mask = causal_mask(num_tokens, end, place.torch_device)
+        return Step(start, end, put(turns, place), None if mask is None else put(mask, place))
+
+
+class HybridModel:
+    """A loaded model and its cache. One sequence at a time; `reset` starts the next."""
+
+    def __init__(
+        self,
+        root: nn.Module,
+        geometry: Geometry,
+        places: Sequence[Place],
+        *,
+        allocator: Allocator,
+        prefill_chunk: int,
+        context_tokens: int,
+    ) -> None:
+        self.root = root
+        self.geometry = geometry
+        self._places = places
+        self._allocator = allocator
+        self._prefill_chunk = prefill_chunk
+        self._context_tokens = context_tokens
+        self._forward = Forward(geometry)
+        self._embed = root.get_submodule("model.embed_tokens")
+        self._layers = [root.get_submodule(f"model.layers.{i}") for i in range(len(places))]
+        self._norm = root.get_submodule("model.norm")
+        self._lm_head = root.get_submodule("lm_head")
+        self.position = 0
+        """Tokens in the cache."""
+
+    def prefill(self, tokens: list[int]) -> Tensor:
+        """Logits [V] float32 of the prompt's last position, on the host."""
+        last: Tensor | None = None
+        with torch.inference_mode():
+            for chunk in self._chunks(tokens):
+                last = self._hidden(chunk)[-1:]
+            if last is None:
+                raise AutoplaceError("expected a prompt of at least one token but got none")
+            return self._logits(last)[0]
+
+    def decode(self, token: int) -> Tensor:
+        """Logits [V] float32 after one more token, on the host."""
+        with torch.inference_mode():
+            return self._logits(self._hidden([token]))[0]
+
+    def logits(self, tokens: list[int]) -> Tensor:
+        """Logits [T, V] float32 of every position of a prompt, on the host."""
+        with torch.inference_mode():
+            rows = [
+                self._logits(part)
+                for chunk in self._chunks(tokens)
+                for part in torch.split(self._hidden(chunk), LOGIT_ROWS)
+            ]
+            return torch.cat(rows)
+
+    def reset(self) -> None:
+        """Forget the sequence; the cache's memory stays."""
+        self.position = 0
+
+    def close(self) -> None:
+        """Let go of the tensors and give their bytes back to the ledger."""
+        for name in ("root", "_embed", "_layers", "_norm", "_lm_head"):
+            setattr(self, name, None)
+        self._allocator.close()
+
+    def _chunks(self, tokens: list[int]) -> list[list[int]]:
+        step = self._prefill_chunk
+        return [tokens[first : first + step] for first in range(0, len(tokens), step)]
+
+    def _hidden(self, tokens: list[int]) -> Tensor:
+        """Normed hidden states [T, D] of the next tokens, on the last layer's device."""
+        self._refuse_beyond_context(len(tokens))
+        x = self._embed(move(torch.tensor(tokens), self._embed_place))
+        steps: dict[str, Step] = {}
+        for layer, place in zip(self._layers, self._places, strict=True):
+            if place.name not in steps:
+                steps[place.name] = self._forward.step(self.position, len(tokens), place)
+            x = layer(move(x, place), steps[place.name])
+        self.position += len(tokens)
+        return cast(Tensor, self._norm(x))
+
+    @property
+    def _embed_place(self) -> Place:
+        return cast(Place, self._embed.place)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return move(self._lm_head(hidden).float(), HOST)
+
+    def _refuse_beyond_context(self, num_tokens: int) -> None:
+        if self.position + num_tokens > self._context_tokens:
+            raise AutoplaceError(
+                f"the KV cache is made for {self._context_tokens} tokens but "
+                f"{self.position + num_tokens} were asked for"
+            )

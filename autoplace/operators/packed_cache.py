@@ -1,0 +1,98 @@
+"""Packed weights on disk, by what they were packed from: a trial pays only for what changed."""
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from autoplace.models.place import HOST, move
+from autoplace.units import GIB
+
+CACHE_VARIABLE = "AUTOPLACE_CACHE"
+DEFAULT_LIMIT_BYTES = 32 * GIB
+
+
+@dataclass(frozen=True)
+class PackedCache:
+    """Files named by the hash of a key; the least recently used go when the limit is passed.
+
+    A cache that cannot be written is no error: the weights are packed again the next time.
+    """
+
+    folder: Path
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+
+    @classmethod
+    def default(cls) -> "PackedCache":
+        """`$AUTOPLACE_CACHE`, else `autoplace` in the user's cache folder."""
+        home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        root = Path(os.environ.get(CACHE_VARIABLE) or Path(home) / "autoplace")
+        return cls(root / "packed")
+
+    def read(self, key: str, targets: tuple[Tensor, ...]) -> bool:
+        """Fill 1-D uint8 tensors from the file of a key; False where there is none of that size."""
+        path = self._path(key)
+        try:
+            if path.stat().st_size != sum(target.nbytes for target in targets):
+                return False
+            with path.open("rb") as file:
+                for target in targets:
+                    _read_into(file.fileno(), target)
+            os.utime(path)
+        except OSError:
+            return False
+        return True
+
+    def store(self, key: str, parts: tuple[Tensor, ...]) -> None:
+        """Write 1-D uint8 tensors under a key, atomically, and make room for them."""
+        n_bytes = sum(part.nbytes for part in parts)
+        if n_bytes > self.limit_bytes:
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make_room(n_bytes)
+            self._write(self._path(key), parts)
+        except OSError:
+            return
+
+    def _write(self, path: Path, parts: tuple[Tensor, ...]) -> None:
+        descriptor, name = tempfile.mkstemp(dir=self.folder, suffix=".partial")
+        partial = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                for part in parts:
+                    file.write(move(part, HOST).numpy().data)
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+
+    def _make_room(self, n_bytes: int) -> None:
+        files = [(path.stat(), path) for path in self.folder.glob("*.bin")]
+        files.sort(key=lambda entry: entry[0].st_mtime)
+        total = sum(stat.st_size for stat, _ in files)
+        for stat, path in files:
+            if total + n_bytes <= self.limit_bytes:
+                return
+            path.unlink(missing_ok=True)
+            total -= stat.st_size
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}.bin"
+
+
+def _read_into(descriptor: int, target: Tensor) -> None:
+    """Read exactly the tensor's bytes, in pieces when it lies on a GPU."""
+    staged = target if target.device.type == "cpu" else target.cpu()
+    view = staged.numpy().data
+    done = 0
+    while done < len(view):
+        n = os.readv(descriptor, [view[done:]])
+        if n == 0:
+            raise OSError("the file ended early")
+        done += n
+    if staged is not target:
+        target.copy_(staged)
