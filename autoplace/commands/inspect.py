@@ -88,8 +88,8 @@ def _print(spec: ModelSpec, parts: list[Part]) -> None:
         )
     console.print(by_role)
     by_layer = table("Bytes by layer", "layers", "each", *_roles(parts))
-    for layers, row in _equal_layers(parts):
-        by_layer.add_row(ranges(layers), *row)
+    for numbers, row in _equal_layers(parts):
+        by_layer.add_row(ranges(numbers), *row)
     console.print(by_layer)
 
 

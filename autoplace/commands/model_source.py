@@ -27,6 +27,7 @@ from autoplace.commands.output import progress_console
 from autoplace.config import ModelConfig
 from autoplace.errors import AutoplaceError
 from autoplace.units import GIB, format_bytes
+from autoplace.weights.ggml import TensorInfo
 from autoplace.weights.gguf_file import GGUFFile
 from autoplace.weights.synthesize import Progress as Report
 from autoplace.weights.synthesize import write_gguf
@@ -83,7 +84,7 @@ def write_preset(
         return write_gguf(
             path,
             metadata=file_metadata(model.name, geometry, quant),
-            tensors=file_tensors(geometry, quant=quant),
+            tensors=preset_tensors(model),
             seed=seed,
             sparse=sparse,
             num_shards=num_shards,
@@ -110,7 +111,7 @@ def preset_quant(model: ModelConfig) -> str:
     return model.quant or str(model.preset["default_quant"])
 
 
-def preset_tensors(model: ModelConfig) -> tuple[object, ...]:
+def preset_tensors(model: ModelConfig) -> tuple[TensorInfo, ...]:
     return file_tensors(preset_geometry(model), quant=preset_quant(model))
 
 
@@ -124,7 +125,7 @@ def cache_dir() -> Path:
 
 @contextmanager
 def written_bytes(title: str) -> Iterator[Report]:
-    """A progress bar with rate and time left, on a terminal; called with bytes done and total."""
+    """A bar with rate and time left, where there is a terminal; yields what moves it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -132,7 +133,10 @@ def written_bytes(title: str) -> Iterator[Report]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=progress_console()) as progress:
+    console = progress_console()
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 

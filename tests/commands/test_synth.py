@@ -53,7 +53,7 @@ def test_weights_of_a_small_preset_are_written_once(
     assert tmp_path in path.parents
     assert model_file(inspect_config("model=tiny").model) == path
     assert path.stat().st_mtime_ns == written
-    assert model_file(inspect_config("model=tiny", "model.quant=q8_0").model) != path
+    assert model_file(inspect_config("model=tiny", "model.quant=f16").model) != path
 
 
 def test_weights_of_a_big_preset_are_not_written_unasked() -> None:
