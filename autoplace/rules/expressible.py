@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from autoplace.architectures.spec import ModelSpec, Module, Role
+from autoplace.catalog.engines import engine
 from autoplace.catalog.operators import OPERATORS
 from autoplace.errors import AutoplaceError, did_you_mean
 from autoplace.placement.placement import Choice, Placement
 from autoplace.rules.families import family_of
 from autoplace.rules.vocabulary import LINEAR_ROLES, MARLIN
 
-RULE_ENGINES = ("builtin", "ktransformers-0.2.1", "ktransformers-0.3", "ktransformers-0.3.2")
 _SPLIT_FAMILIES = ("modeling_deepseek", "modeling_deepseek_v3", "modeling_qwen2_moe")
 """Families with a model class and rules that move activations between GPUs."""
 _SINGLE_FAMILIES = (*_SPLIT_FAMILIES, "modeling_mixtral")
@@ -23,8 +23,8 @@ def refuse_inexpressible(placement: Placement, spec: ModelSpec) -> None:
 
 
 def _problems(placement: Placement, spec: ModelSpec) -> Iterator[str]:
-    if placement.engine not in RULE_ENGINES:
-        yield f"it is not driven by rule files{did_you_mean(placement.engine, RULE_ENGINES)}"
+    if not engine(placement.engine).uses_rules:
+        yield "it is driven by flags, not by rule files"
         return
     if len(placement.layers) != spec.geometry.num_layers:
         yield (
@@ -101,15 +101,14 @@ def _ktransformers_problems(placement: Placement, spec: ModelSpec) -> Iterator[s
         yield from _odd_marlin(placement, spec)
 
 
-def _version_problems(engine: str, where: str, kind: str, choice: Choice) -> Iterator[str]:
+def _version_problems(name: str, where: str, kind: str, choice: Choice) -> Iterator[str]:
     if kind != "experts" or choice.operator == "KExpertsCPU":
         return
     if choice.device == "cpu":
         yield f"{where}: experts on the cpu need KExpertsCPU"
-    if engine == "ktransformers-0.3.2":
-        yield f"{where}: {choice.operator} cannot load in this version, only KExpertsCPU can"
-    if engine == "ktransformers-0.2.1" and choice.operator == "KExpertsTorch":
-        yield f"{where}: KExpertsTorch cannot load in this version"
+    if choice.operator not in engine(name).gpu_experts:
+        loads = ", ".join(("KExpertsCPU", *engine(name).gpu_experts))
+        yield f"{where}: {choice.operator} cannot load in this version, but {loads}"
     if choice.num_bits == 8:
         yield f"{where}: num_bits does not reach KExpertsMarlin, which runs at 4 bits"
 

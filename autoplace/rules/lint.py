@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autoplace.architectures.spec import ModelSpec, Module, Role
+from autoplace.catalog.engines import ENGINES
 from autoplace.catalog.operators import OPERATORS
 from autoplace.errors import did_you_mean
-from autoplace.hardware.machine import Machine
+from autoplace.hardware.machine import Device, Machine
 from autoplace.placement.assignment import Assignment, ModuleAssignment
 from autoplace.rules.families import injections
 from autoplace.rules.finding import Finding, Severity, refuse
@@ -423,32 +424,22 @@ def _check_prefill(subject: _Subject) -> None:
 
 
 def _check_engine(subject: _Subject) -> None:
-    """Facts about the version profile."""
-    engine = subject.assignment.engine
-    if not subject.is_ktransformers:
-        return
+    """Facts about the engine: which experts it loads on a GPU, and what they cost."""
+    profile = ENGINES[subject.assignment.engine]
     for module, entry in subject.entries():
-        if entry.operator not in ("KExpertsMarlin", "KExpertsTorch"):
+        if wrapped_kind(entry.class_name) != "experts" or entry.device == "cpu":
             continue
-        if engine == "ktransformers-0.3.2":
+        if entry.operator not in profile.gpu_experts:
+            loads = " or ".join((*profile.gpu_experts, "KExpertsCPU"))
             subject.report(
                 ERROR,
                 "engine",
-                f"{entry.operator} cannot load in {engine}",
+                f"{entry.operator} cannot load on a GPU in {profile.name}",
                 layer=module.layer,
                 rule=entry.rule,
-                remedy="use KExpertsCPU, or ktransformers-0.3",
+                remedy=f"use {loads}",
             )
-        elif engine == "ktransformers-0.2.1" and entry.operator == "KExpertsTorch":
-            subject.report(
-                ERROR,
-                "engine",
-                f"KExpertsTorch cannot load in {engine}",
-                layer=module.layer,
-                rule=entry.rule,
-                remedy="use KExpertsMarlin or KExpertsCPU",
-            )
-        else:
+        elif profile.gpu_experts_disable_cuda_graph:
             subject.report(
                 ADVICE,
                 "cuda-graph",
@@ -476,22 +467,26 @@ def _check_machine(subject: _Subject) -> None:
                 rule=entry.rule,
                 remedy="" if entry.rule is not None else "no rule matches them",
             )
-        elif (
-            device is not None
-            and entry.operator in ("KLinearMarlin", "KExpertsMarlin")
-            and device.compute_capability is not None
-            and device.compute_capability < (8, 0)
-        ):
-            major, minor = device.compute_capability
-            subject.report(
-                ERROR,
-                "compute-capability",
-                f"Marlin needs compute capability 8.0, but {device.name} ({device.model}) has "
-                f"{major}.{minor}",
-                layer=module.layer,
-                rule=entry.rule,
-                remedy="use KLinearTorch or KExpertsTorch there",
-            )
+        elif device is not None:
+            _check_capability(subject, module, entry, device)
+
+
+def _check_capability(
+    subject: _Subject, module: Module, entry: ModuleAssignment, device: Device
+) -> None:
+    operator = OPERATORS.get(entry.operator or "")
+    least = operator.compute_capability if operator else None
+    found = device.compute_capability
+    if operator is not None and least is not None and found is not None and found < least:
+        subject.report(
+            ERROR,
+            "compute-capability",
+            f"{operator.name} needs compute capability {least[0]}.{least[1]}, "
+            f"but {device.name} ({device.model}) has {found[0]}.{found[1]}",
+            layer=module.layer,
+            rule=entry.rule,
+            remedy="use KLinearTorch or KExpertsTorch there",
+        )
 
 
 def _check_dead_rules(subject: _Subject) -> None:

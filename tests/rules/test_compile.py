@@ -163,8 +163,16 @@ def test_what_an_engine_cannot_express_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("engine", "choice", "reason"),
     [
-        ("ktransformers-0.3.2", Choice("cuda:0", "KExpertsMarlin", 4), "only KExpertsCPU can"),
-        ("ktransformers-0.2.1", Choice("cuda:0", "KExpertsTorch"), "cannot load in this version"),
+        (
+            "ktransformers-0.3.2",
+            Choice("cuda:0", "KExpertsMarlin", 4),
+            "cannot load in this version, but KExpertsCPU",
+        ),
+        (
+            "ktransformers-0.2.1",
+            Choice("cuda:0", "KExpertsTorch"),
+            "but KExpertsCPU, KExpertsMarlin",
+        ),
         ("ktransformers-0.3", Choice("cuda:0", "KExpertsMarlin", 8), "num_bits does not reach"),
         ("ktransformers-0.3", Choice("cpu", "KExpertsTorch"), "need KExpertsCPU"),
     ],
