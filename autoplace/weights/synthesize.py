@@ -15,7 +15,7 @@ from autoplace.units import format_bytes
 from autoplace.weights.encode import alignment_of, encode_header
 from autoplace.weights.ggml import TensorInfo
 from autoplace.weights.gguf_file import shard_path
-from autoplace.weights.random_weights import RandomWeights
+from autoplace.weights.random_weights import RandomWeights, Surroundings
 
 Progress = Callable[[int, int], None]
 """Called with the tensor bytes done and their total."""
@@ -43,7 +43,7 @@ def write_gguf(
         for number in range(1, num_shards + 1)
     ]
     alignment = alignment_of(metadata)
-    weights = None if sparse else RandomWeights(seed, _has_tied_embeddings(tensors))
+    weights = None if sparse else RandomWeights(seed, Surroundings.of(tensors))
     total = sum(info.n_bytes for info in tensors)
     report = _counter(progress, total)
     with _atomic(paths, needed_bytes=0 if sparse else total) as partials:
@@ -87,10 +87,6 @@ def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:
             progress(done, total)
 
     return report
-
-
-def _has_tied_embeddings(tensors: Sequence[TensorInfo]) -> bool:
-    return all(info.name != "output.weight" for info in tensors)
 
 
 def _split(tensors: Sequence[TensorInfo], num_shards: int) -> list[list[TensorInfo]]:

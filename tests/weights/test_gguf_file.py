@@ -217,25 +217,26 @@ def test_a_fault_in_the_metadata_is_named(path: Path, entries: bytes, expected: 
 
 def test_a_file_cut_anywhere_gives_one_clear_line(path: Path) -> None:
     write(path)
-    content = path.read_bytes()
     end_of_data = GGUFFile.open(path).location("blk.1.attn_q.bias")[1] + 7 * 4
-    for length in range(end_of_data):
-        path.write_bytes(content[:length])
-        assert re.search("truncated|no GGUF file", error_of(path)), length
-    path.write_bytes(content[:end_of_data])
+    os.truncate(path, end_of_data)
     assert len(GGUFFile.open(path).tensors) == len(TENSORS)
+    for length in reversed(range(end_of_data)):
+        os.truncate(path, length)
+        assert re.search("truncated|no GGUF file", error_of(path)), length
 
 
 def test_a_damaged_byte_anywhere_in_the_header_raises_no_other_error(path: Path) -> None:
     write(path)
     content = path.read_bytes()
     header_bytes = GGUFFile.open(path).location("token_embd.weight")[1]
-    for position in range(header_bytes):
-        path.write_bytes(content[:position] + b"\xff" + content[position + 1 :])
-        with suppress(AutoplaceError):
-            opened = GGUFFile.open(path)
-            for key in opened.metadata:
-                opened.metadata[key]
+    with path.open("r+b", buffering=0) as file:
+        for position in range(header_bytes):
+            os.pwrite(file.fileno(), b"\xff", position)
+            with suppress(AutoplaceError):
+                opened = GGUFFile.open(path)
+                for key in opened.metadata:
+                    opened.metadata[key]
+            os.pwrite(file.fileno(), content[position : position + 1], position)
 
 
 def test_two_tensors_of_one_name_are_refused(path: Path) -> None:

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 import xllamacpp
 
+from autoplace.architectures import file_metadata, file_tensors, read_preset
+from autoplace.architectures.family import FileLayout
+from autoplace.architectures.geometry import Mla
+from autoplace.architectures.presets import preset_names
 from autoplace.weights.ggml import GGMLType, TensorInfo
 from autoplace.weights.quant_mix import QUANTS, tensor_type
 from autoplace.weights.synthesize import write_gguf
@@ -53,20 +57,30 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 
 
-def top_log_probs(path: Path, prompt: list[int]) -> dict[int, float]:
-    """llama.cpp's log-probabilities of every next token; it checks the tensors as it loads them."""
+def load(path: Path) -> xllamacpp.Server:
+    """llama.cpp with a model; it checks the tensors' bytes as it loads them."""
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
     params.check_tensors = True
     params.n_ctx, params.n_parallel = 64, 1
     params.warmup, params.fit_params, params.verbosity = False, False, -1
     params.cpuparams.n_threads = 1
-    server = xllamacpp.Server(params)
-    request = {"prompt": prompt, "max_tokens": 1, "temperature": 0.0, "logprobs": VOCAB}
+    return xllamacpp.Server(params)
+
+
+def log_probs_of(
+    server: xllamacpp.Server, prompt: list[int], *, vocab: int = VOCAB
+) -> dict[int, float]:
+    """llama.cpp's log-probabilities of every next token; none where the likeliest is no text."""
+    request = {"prompt": prompt, "max_tokens": 1, "temperature": 0.0, "logprobs": vocab}
     answer = server.handle_completions(request)
     answer = json.loads(answer) if isinstance(answer, str | bytes) else answer
-    (token,) = answer["choices"][0]["logprobs"]["content"]
-    return {each["id"]: each["logprob"] for each in token["top_logprobs"]}
+    tokens = (answer["choices"][0]["logprobs"] or {}).get("content", [])
+    return {each["id"]: each["logprob"] for token in tokens for each in token["top_logprobs"]}
+
+
+def top_log_probs(path: Path, prompt: list[int]) -> dict[int, float]:
+    return log_probs_of(load(path), prompt)
 
 
 def infos(types: dict[str, GGMLType]) -> list[TensorInfo]:
@@ -86,7 +100,8 @@ def test_it_runs_every_mix_whole_and_in_shards(tmp_path: Path, quant: str, num_s
     path, *_ = write_gguf(
         tmp_path / "m.gguf", metadata=metadata, tensors=mixed(quant), seed=0, num_shards=num_shards
     )
-    first, second = top_log_probs(path, [1, 5, 9]), top_log_probs(path, [1, 9, 5])
+    server = load(path)
+    first, second = log_probs_of(server, [1, 5, 9]), log_probs_of(server, [1, 9, 5])
     assert len(first) == VOCAB
     assert all(math.isfinite(value) for value in first.values())
     assert first != second
@@ -110,3 +125,34 @@ def test_the_same_seed_is_nearly_the_same_model_in_f32_and_f16(tmp_path: Path) -
         log_probs.append(top_log_probs(path, [1, 5, 9, 12, 30]))
     exact, rounded = log_probs
     assert max(abs(exact[token] - rounded[token]) for token in exact) < 0.02
+
+
+FAMILIES = [
+    pytest.param(name, split_kv_b, id=f"{name}{'-split' if split_kv_b else ''}")
+    for name in preset_names()
+    if name.startswith("tiny")
+    for split_kv_b in (False, True)
+    if not split_kv_b or isinstance(read_preset(name).geometry.attention, Mla)
+]
+
+
+@pytest.mark.parametrize("quant", ["f16", "q4_k_m"])
+@pytest.mark.parametrize(("name", "split_kv_b"), FAMILIES)
+def test_it_runs_every_family(tmp_path: Path, name: str, quant: str, split_kv_b: bool) -> None:
+    geometry = read_preset(name).geometry
+    layout = FileLayout(split_kv_b=split_kv_b)
+    path = tmp_path / "m.gguf"
+    write_gguf(
+        path,
+        metadata=file_metadata(name, geometry, quant, layout=layout),
+        tensors=file_tensors(geometry, quant=quant, layout=layout),
+        seed=0,
+    )
+    server = load(path)
+    prompts = [[1, 300 + token, 400 + token] for token in range(8)]
+    answers = [log_probs_of(server, prompt, vocab=geometry.vocab) for prompt in prompts]
+    told = [answer for answer in answers if answer]
+    assert len(told) >= 3
+    assert all(math.isfinite(value) for answer in told for value in answer.values())
+    likeliest = {max(answer, key=answer.__getitem__) for answer in told}
+    assert len(likeliest) >= len(told) // 2, "the next token hardly depends on the text"

@@ -1,5 +1,6 @@
 """Files with random weights: readable by others, alike for a seed, whole or not there at all."""
 
+import math
 import os
 import resource
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from autoplace.units import GIB
 from autoplace.weights.dequantize import dequantize
 from autoplace.weights.ggml import GGMLType, TensorInfo
 from autoplace.weights.gguf_file import GGUFFile
-from autoplace.weights.random_weights import POOL_BYTES
+from autoplace.weights.random_weights import POOL_WEIGHTS
 from autoplace.weights.synthesize import write_gguf
 from tests.weights.files import METADATA, TENSORS, write
 
@@ -90,7 +91,7 @@ def test_the_same_seed_writes_the_same_file_and_another_does_not(path: Path) -> 
 @pytest.mark.parametrize("ggml_type", [GGMLType.F16, GGMLType.Q4_K, GGMLType.Q5_0, GGMLType.Q6_K])
 def test_a_linear_keeps_the_size_of_its_input(path: Path, ggml_type: GGMLType, rows: int) -> None:
     info = TensorInfo("blk.0.ffn_up.weight", (rows, 768), ggml_type)
-    assert (info.n_bytes > POOL_BYTES) == (rows > 64)
+    assert (info.n_elements > POOL_WEIGHTS) == (rows > 64)
     weights = weights_of(path, info)
     assert weights.std() == pytest.approx(768**-0.5, rel=0.02)
     assert abs(weights.mean()) < 0.02 * 768**-0.5
@@ -104,6 +105,8 @@ def test_a_linear_keeps_the_size_of_its_input(path: Path, ggml_type: GGMLType, r
         ("blk.0.ffn_gate_inp.weight", (64, 256), 0.0, 2 / 16),
         ("blk.0.attn_k_b.weight", (4, 256, 64), 0.0, 1 / 16),
         ("rope_freqs.weight", (32,), 1.0, 0.0),
+        ("blk.0.attn_output.weight", (64, 128), 0.0, 1 / 16),  # one layer: 1/sqrt(128 · 2)
+        ("blk.0.ffn_down_exps.weight", (4, 64, 128), 0.0, 1 / 16),
     ],
 )
 def test_a_tensor_that_is_no_plain_linear_has_its_own_distribution(
@@ -129,9 +132,20 @@ def test_the_embedding_is_scaled_as_the_output_where_it_is_the_output(path: Path
 
 def test_no_two_experts_of_a_big_tensor_are_alike(path: Path) -> None:
     info = TensorInfo("blk.0.ffn_up_exps.weight", (16, 1024, 2048), GGMLType.Q4_K)
-    assert info.n_bytes > 4 * POOL_BYTES
+    assert info.n_elements > 4 * POOL_WEIGHTS
     experts = write_one(path, info).reshape(16, -1)
     assert len(np.unique(experts[:, :4096], axis=0)) == 16
+
+
+@pytest.mark.parametrize("ggml_type", [GGMLType.F16, GGMLType.BF16, GGMLType.Q8_0])
+def test_a_seed_gives_the_same_weights_in_every_type_that_rounds(
+    path: Path, ggml_type: GGMLType
+) -> None:
+    shape = (10_000, 1024)
+    assert math.prod(shape) > 2 * POOL_WEIGHTS
+    exact = weights_of(path, TensorInfo("blk.0.ffn_up.weight", shape, GGMLType.F32))
+    rounded = weights_of(path, TensorInfo("blk.0.ffn_up.weight", shape, ggml_type))
+    np.testing.assert_allclose(rounded, exact, atol=0.025 * exact.std())
 
 
 def test_progress_ends_at_the_total(path: Path) -> None:
