@@ -111,9 +111,13 @@ def fit_table(title: str, fit: Fit) -> Table:
             format_bytes(device.load_peak),
             format_bytes(device.peak),
             format_bytes(device.budget),
-            format_bytes(device.margin) if device.margin >= 0 else f"{-device.margin} B over",
+            _left(device.margin),
         )
     return rows
+
+
+def _left(margin: int) -> str:
+    return format_bytes(margin) if margin >= 0 else f"{format_bytes(-margin)} over"
 
 
 def verdict(fit: Fit) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from autoplace.config import PlanConfig
 from autoplace.errors import AutoplaceError
 from autoplace.placement.assignment import Assignment
 from autoplace.placement.baselines import obvious_placements
+from autoplace.placement.expand import expand
 from autoplace.placement.memory import MemoryPlan, plan_memory
 from autoplace.placement.placement import Placement
 from autoplace.placement.settings import RunSettings
@@ -57,13 +57,9 @@ def plan_obvious(config: PlanConfig, spec: ModelSpec) -> list[PlannedPlacement]:
         spec, config.machine, config.workload, config.engine.name, kv_types=_kv_types(config)
     )
 
-    @cache
-    def memory(placement: Placement, settings: RunSettings) -> MemoryPlan:
-        rules = compile_rules(placement, spec)
-        return _memory(config, spec, assign(rules, spec, engine=placement.engine), settings)
-
     def overrun(placement: Placement, settings: RunSettings) -> Mapping[str, int]:
-        return memory(placement, _settings(config, settings)).overrun_bytes(config.machine)
+        plan = _memory(config, spec, expand(placement, spec), _settings(config, settings))
+        return plan.overrun_bytes(config.machine)
 
     timing = LatencyModel(
         spec, config.machine, config.workload, dtype_bytes=config.engine.dtype_bytes
@@ -71,11 +67,13 @@ def plan_obvious(config: PlanConfig, spec: ModelSpec) -> list[PlannedPlacement]:
     planned = []
     for baseline in obvious_placements(space, overrun):
         settings = _settings(config, baseline.settings)
+        rules = compile_rules(baseline.placement, spec)
+        assignment = assign(rules, spec, engine=config.engine.name)
         planned.append(
             PlannedPlacement(
                 baseline.name,
                 settings,
-                fit_of(memory(baseline.placement, settings), config.machine),
+                fit_of(_memory(config, spec, assignment, settings), config.machine),
                 baseline.placement,
                 timing.predict(baseline.placement, settings),
             )
