@@ -51,13 +51,14 @@ class Operator(ABC):
         num_bits: int = 4,
         scale_bytes: int = 2,
     ) -> int:
-        """Bytes on its device of modules with these tensors. A vector is a bias, in the dtype.
+        """Bytes on its device of modules with these tensors; biases are in the dtype.
 
-        `num_bits` and `scale_bytes` matter to the Marlin operators only.
+        A weight that is a vector is a linear with one output. `num_bits` and `scale_bytes` matter
+        to the Marlin operators only.
         """
         return sum(
             info.n_elements * dtype_bytes
-            if len(info.shape) == 1
+            if info.name.endswith(".bias")
             else self._matrix_bytes(info, dtype_bytes, num_bits, scale_bytes)
             for info in infos
         )
@@ -99,7 +100,7 @@ class MarlinOperator(Operator):
 
 def marlin_bytes(shape: tuple[int, ...], *, num_bits: int = 4, scale_bytes: int = 2) -> int:
     """Packed weights and scales of (…, out, in); bf16 scales but in KTransformers 0.2.1."""
-    *lead, n, k = shape
+    *lead, n, k = shape if len(shape) > 1 else (1, *shape)
     k, n = -(-k // 128) * 128, -(-n // 64) * 64
     return prod(lead) * (k * n * num_bits // 8 + k // MARLIN_GROUP * n * scale_bytes)
 

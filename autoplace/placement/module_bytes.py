@@ -1,10 +1,10 @@
 """Bytes of one module by the operator that holds it: worked out once a model, then looked up."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from autoplace.architectures.spec import ModelSpec, Module
+from autoplace.architectures.spec import ModelSpec, Module, Role
 from autoplace.catalog.operators import OPERATORS, Operator
 from autoplace.placement.assignment import Assignment, ModuleAssignment
 from autoplace.placement.workspace import load_transient_bytes
@@ -61,12 +61,11 @@ class SpecBytes:
         return size
 
     def _size(self, module: Module, operator: Operator | None, num_bits: int) -> ModuleBytes:
+        """Tensors that become one are allocated together; then each is dequantised."""
         weights = transient = there = 0
-        for info in self.spec.tensor_infos(module):
-            weights += self._tensor_bytes(info, operator, num_bits)
-            dequantised = 0
-            if operator is None or not operator.keeps_blocks or len(info.shape) == 1:
-                dequantised = load_transient_bytes(info.shape)
+        for infos in _allocated_together(module, self.spec.tensor_infos(module)):
+            weights += sum(self._tensor_bytes(info, operator, num_bits) for info in infos)
+            dequantised = max(_dequantised_bytes(info, operator) for info in infos)
             transient = max(transient, dequantised)
             there = max(there, weights + dequantised)
         return ModuleBytes(weights, transient, there)
@@ -81,6 +80,22 @@ class SpecBytes:
             num_bits=num_bits,
             scale_bytes=self.scale_bytes,
         )
+
+
+def _allocated_together(
+    module: Module, infos: Sequence[TensorInfo]
+) -> Iterator[Sequence[TensorInfo]]:
+    """Gate, up, down of experts however a file cuts them; a split kv_b; else each tensor."""
+    num_parts = {Role.EXPERTS: 3, Role.KV_B: 1}.get(module.role, len(infos))
+    each = len(infos) // num_parts
+    for start in range(0, len(infos), each):
+        yield infos[start : start + each]
+
+
+def _dequantised_bytes(info: TensorInfo, operator: Operator | None) -> int:
+    if operator is not None and operator.keeps_blocks and not info.name.endswith(".bias"):
+        return 0
+    return load_transient_bytes(info.shape)
 
 
 _CACHE: dict[tuple[str, int, int], SpecBytes] = {}
