@@ -1,18 +1,12 @@
-"""From `model=` to a model: its spec, and a file with its weights where a command needs them."""
+"""From `model=` to a model: its spec, and a file with its weights where a command needs them.
+
+What only writing needs is imported by it: `plan` and `inspect` are to answer at once.
+"""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from autoplace.architectures import (
     file_metadata,
@@ -29,13 +23,13 @@ from autoplace.errors import AutoplaceError
 from autoplace.units import GIB, format_bytes
 from autoplace.weights.ggml import TensorInfo
 from autoplace.weights.gguf_file import GGUFFile
-from autoplace.weights.synthesize import Progress as Report
-from autoplace.weights.synthesize import write_gguf
 from autoplace.workload import Workload
 
 SYNTHESISED_UNASKED_BYTES = GIB
 """Presets up to this size are written to the cache when a command needs their weights."""
 SEED = 0
+Report = Callable[[int, int], None]
+"""Called with the bytes done and their total."""
 
 
 def describe_model(model: ModelConfig, workload: Workload | None = None) -> ModelSpec:
@@ -79,6 +73,8 @@ def write_preset(
     model: ModelConfig, path: Path, *, seed: int, sparse: bool = False, num_shards: int = 1
 ) -> tuple[Path, ...]:
     """Write the preset as a GGUF with random weights, with progress on standard error."""
+    from autoplace.weights.synthesize import write_gguf
+
     geometry, quant = preset_geometry(model), preset_quant(model)
     with written_bytes(f"writing {path.name}") as report:
         return write_gguf(
@@ -126,6 +122,15 @@ def cache_dir() -> Path:
 @contextmanager
 def written_bytes(title: str) -> Iterator[Report]:
     """A bar with rate and time left, where there is a terminal; yields what moves it."""
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

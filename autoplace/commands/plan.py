@@ -13,7 +13,7 @@ from autoplace.config import PlanConfig
 from autoplace.errors import AutoplaceError
 from autoplace.placement.assignment import Assignment
 from autoplace.placement.baselines import obvious_placements
-from autoplace.placement.expand import expand
+from autoplace.placement.expand import Expander
 from autoplace.placement.memory import MemoryPlan, plan_memory
 from autoplace.placement.placement import Placement
 from autoplace.placement.settings import RunSettings
@@ -57,8 +57,10 @@ def plan_obvious(config: PlanConfig, spec: ModelSpec) -> list[PlannedPlacement]:
         spec, config.machine, config.workload, config.engine.name, kv_types=_kv_types(config)
     )
 
+    expander = Expander(spec)
+
     def overrun(placement: Placement, settings: RunSettings) -> Mapping[str, int]:
-        plan = _memory(config, spec, expand(placement, spec), _settings(config, settings))
+        plan = _memory(config, spec, expander.expand(placement), _settings(config, settings))
         return plan.overrun_bytes(config.machine)
 
     timing = LatencyModel(

@@ -6,7 +6,7 @@ import pytest
 from autoplace.architectures import read_preset, spec_from_geometry
 from autoplace.architectures.spec import ModelSpec
 from autoplace.hardware.profile import machine_from_profile
-from autoplace.placement.expand import expand
+from autoplace.placement.expand import Expander
 from autoplace.placement.memory import plan_memory
 from autoplace.placement.placement import Choice, Placement
 from autoplace.placement.space import SearchSpace
@@ -36,6 +36,7 @@ def spec_of(name: str) -> ModelSpec:
 def test_memory_is_that_of_the_compiled_rules(model: str, engine: str, machine: str) -> None:
     spec = spec_of(model)
     space = SearchSpace(spec, MACHINES[machine], WORKLOAD, engine)
+    expander = Expander(spec)
     rng = random.Random(0)
     for _ in range(10):
         placement, settings = space.decode(space.draw(rng))
@@ -44,7 +45,7 @@ def test_memory_is_that_of_the_compiled_rules(model: str, engine: str, machine: 
         by_rules = assign(compile_rules(placement, spec), spec, engine=engine)
         plans = [
             plan_memory(spec, assignment, workload=WORKLOAD, settings=settings)
-            for assignment in (expand(placement, spec), by_rules)
+            for assignment in (expander.expand(placement), by_rules)
         ]
         assert plans[0] == plans[1]
 
