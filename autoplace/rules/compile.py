@@ -41,6 +41,7 @@ def _rules(placement: Placement, spec: ModelSpec) -> Iterator[Rule]:
     yield _default("^model\\.embed_tokens$", "cpu")
     lm_head = _linear_kwargs(placement.lm_head, _last(placement))
     yield Rule("^lm_head$", None, WRAPPED_LINEAR, lm_head)
+    yield from _shared_rotary(spec, placement.layers[0].device)
     yield from _defaults(placement, devices)
 
 
@@ -110,11 +111,7 @@ def _injected(
     injection = wanted.get(role)
     if injection is None:
         return
-    first = _devices(next(iter(devices)))
     modules = [module for module in spec.of_role(role) if injection.covers(module)]
-    for module in modules:
-        if module.layer is None:
-            yield Rule(f"^{_escape(module.path)}$", None, injection.replace_class, first)
     for device, layers in devices.items():
         here = [module for module in modules if module.layer in set(layers)]
         for rest, numbers in _by_rest(here).items():
@@ -202,6 +199,13 @@ def _model(placement: Placement, injection: Injection) -> Rule:
     if moves:
         kwargs["transfer_map"] = moves
     return Rule("^model$", None, injection.replace_class, kwargs)
+
+
+def _shared_rotary(spec: ModelSpec, device: str) -> Iterator[Rule]:
+    """A rotary embedding that all layers share runs where the activations start."""
+    for module in spec.of_role(Role.ROTARY):
+        if module.layer is None:
+            yield _default(f"^{_escape(module.path)}$", device)
 
 
 def _defaults(placement: Placement, devices: Mapping[str, list[int]]) -> Iterator[Rule]:

@@ -249,7 +249,8 @@ def _typed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed_value(name: str, value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, _KINDS.get(name, (str,))):
+    right = isinstance(value, _KINDS.get(name, (str,)))
+    if not right or isinstance(value, bool):
         raise TypeError(f"{name} must not be {type(value).__name__}")
     if name == "launch":
         return tuple(str(line) for line in value)

@@ -14,8 +14,8 @@ import warnings
 from typing import Any
 
 MAX_LENGTH = 10_000
-MAX_UNBOUNDED_REPEATS = 6
-"""60 characters, six repeats: at most about 60⁶/6! = 65 million steps, a second."""
+MAX_UNBOUNDED_REPEATS = 5
+"""60 characters, five repeats: at most about 60⁶/6! = 65 million steps, unanchored."""
 MAX_MINIMUM = 10_000
 """Of repeat counts multiplied: `(?:){1000000}` matches nothing a million times."""
 
@@ -25,6 +25,7 @@ _MANY = 5
 # CPython's own parser of patterns; private since 3.11, where `sre_parse` is deprecated.
 _parser: Any = importlib.import_module("re._parser")
 
+_ATOMIC = ("ASSERT", "ASSERT_NOT", "ATOMIC_GROUP", "POSSESSIVE_REPEAT")
 _REPEATS = ("MAX_REPEAT", "MIN_REPEAT")
 _DIGITS = frozenset(map(ord, "0123456789"))
 
@@ -96,12 +97,17 @@ def _is_open(opcode: str, argument: Any) -> bool:
 
 
 def _unbounded(tree: Any) -> int:
-    """Unbounded repeats that can be tried one after the other, on the worst path."""
-    total = 0
+    """Unbounded repeats that can be tried one after the other, on the worst path.
+
+    What a look-around or an atomic group found is not tried again by what follows it.
+    """
+    total = worst = 0
     for opcode, argument in _parts(tree):
-        below = [_unbounded(inner) for inner in _inner(opcode, argument)]
-        total += max(below, default=0) + _is_open(opcode, argument)
-    return total
+        below = max((_unbounded(inner) for inner in _inner(opcode, argument)), default=0)
+        worst = max(worst, total + below)
+        if opcode not in _ATOMIC:
+            total += below + _is_open(opcode, argument)
+    return max(worst, total)
 
 
 def _minimum(tree: Any) -> int:
@@ -131,7 +137,7 @@ def _is_ambiguous(tree: Any) -> bool:
             return True
         if opcode == "BRANCH" and not _starts_differ(argument[1]):
             return True
-        if opcode in ("ATOMIC_GROUP", "POSSESSIVE_REPEAT", "ASSERT", "ASSERT_NOT"):
+        if opcode in _ATOMIC:
             continue
         if any(_is_ambiguous(inner) for inner in _inner(opcode, argument)):
             return True

@@ -33,12 +33,12 @@ from tests.rules.placements import placements
 from tests.rules.specs import GEOMETRIES, KTRANSFORMERS_FAMILIES
 
 FAMILIES = (*KTRANSFORMERS_FAMILIES, "mixtral-8x7b")
-FEW = {
-    "deadline": None,
-    "suppress_health_check": list(HealthCheck),
-    "phases": [Phase.explicit, Phase.generate],
-    "derandomize": True,
-}
+FEW = settings(
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+    derandomize=True,
+)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def rule_lists(family: str) -> st.SearchStrategy[list[Rule]]:
     classes = st.sampled_from(COMMON + own)
     rule = st.builds(
         lambda where, replace_class, kwargs, recursive: Rule(
-            *where, replace_class, kwargs or {}, recursive
+            where[0], where[1], replace_class, kwargs or {}, recursive
         ),
         st.tuples(NAMES, st.none() | classes) | st.tuples(st.none(), classes),
         INJECTED,
@@ -178,7 +178,7 @@ def rule_lists(family: str) -> st.SearchStrategy[list[Rule]]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_our_walk_gives_every_module_what_theirs_does(oracle: KTransformers, family: str) -> None:
-    @settings(max_examples=25, **FEW)
+    @settings(FEW, max_examples=15)
     @given(rule_lists(family))
     def compare(rules: list[Rule]) -> None:
         body = dump_rules(rules)
@@ -242,7 +242,7 @@ HEADER = Header(
 def test_exported_files_give_every_module_the_placements_device_and_operator(
     oracle: KTransformers, family: str, tmp_path: Path
 ) -> None:
-    @settings(max_examples=4, **FEW)
+    @settings(FEW, max_examples=4)
     @given(placements(small(family), "ktransformers-0.3"))
     def compare(placement: Placement) -> None:
         path = tmp_path / "best.rules.yaml"

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from autoplace.errors import AutoplaceError
 from autoplace.placement.placement import Choice, LayerPlacement, Placement
 from autoplace.rules.compile import compile_rules
-from autoplace.rules.lint import Severity, lint
+from autoplace.rules.finding import Severity
+from autoplace.rules.lint import lint
 from autoplace.rules.match import assign
 from autoplace.rules.read import parse_rules
 from autoplace.rules.read_back import read_back

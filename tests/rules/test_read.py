@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autoplace.errors import AutoplaceError
 from autoplace.placement.settings import RunSettings
@@ -35,6 +37,25 @@ GOOD = r"""# my rules
     kwargs: {generate_device: cpu}
   recursive: False
 """
+
+MUTATIONS = st.sampled_from(
+    [
+        "",
+        "\n",
+        "- ",
+        ": ",
+        "{",
+        "]",
+        "'",
+        '"',
+        "\t",
+        "&a ",
+        "*a",
+        "!!python/name:os.system ",
+        "(",
+        "+",
+    ]
+) | st.text(max_size=4)
 
 
 def test_rules_keep_their_types_order_and_lines() -> None:
@@ -134,7 +155,7 @@ LINEAR = "class: ktransformers.operators.linear.KTransformersLinear"
     ],
 )
 def test_a_mistake_gives_one_line_with_file_rule_and_line(text: str, message: str) -> None:
-    with pytest.raises(AutoplaceError, match="^mine.yaml: ") as caught:
+    with pytest.raises(AutoplaceError, match=r"^mine.yaml: ") as caught:
         parse_rules(text, source="mine.yaml")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -205,3 +226,19 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     binary.write_bytes(b"- \xff\xfe")
     with pytest.raises(AutoplaceError, match="expected a rule file in UTF-8, but byte 2 is not"):
         load_rules(binary)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(GOOD)), st.integers(0, 9), MUTATIONS), max_size=6))
+def test_a_mutated_file_gives_rules_findings_or_one_error_line(
+    edits: list[tuple[int, int, str]],
+) -> None:
+    text = GOOD
+    for position, length, insert in edits:
+        text = text[:position] + insert + text[position + length :]
+    try:
+        found = read_rules(text, source="mine.yaml")
+    except AutoplaceError as error:
+        assert "\n" not in str(error)
+    else:
+        assert found.rules or found.findings or found.body.strip() in ("", "[]")

@@ -1,0 +1,290 @@
+"""Mistakes that people publish in rule files, found by simulating the walk."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from autoplace.errors import AutoplaceError
+from autoplace.hardware.machine import Device, Machine
+from autoplace.rules.finding import Finding, Severity, ranges
+from autoplace.rules.lint import lint, refuse_unrunnable
+from autoplace.rules.match import assign
+from autoplace.rules.read import read_rules
+from tests.rules.specs import spec
+
+GIB = 1024**3
+
+
+def gpu(index: int, capability: tuple[int, int] = (8, 6)) -> Device:
+    return Device(f"cuda:{index}", "RTX", 48 * GIB, 0, 7e11, 1e14, capability)
+
+
+CPU = Device("cpu", "EPYC", 192 * GIB, 0, 2e11, 1e12)
+TWO_GPUS = Machine("2xa6000", (CPU, gpu(0), gpu(1)))
+FIRST, SECOND = "|".join(map(str, range(30))), "|".join(map(str, range(30, 60)))
+
+
+def entry(
+    name: str, cls: str, replace_class: str, device: str, *more: str, recursive: str = ""
+) -> str:
+    lines = ["- match:", f"    name: {name}"]
+    lines += [f"    class: {cls}"] if cls else []
+    lines += ["  replace:", f"    class: {replace_class}", "    kwargs:"]
+    lines += [f"      generate_device: {device}", *(f"      {option}" for option in more)]
+    lines += [f"  recursive: {recursive}"] if recursive else []
+    return "\n".join(lines) + "\n"
+
+
+def v2_on_two_gpus() -> str:
+    """DeepSeek-V2 as people write it by hand: 30 layers a GPU, all experts on the host."""
+    theirs, ours = "ktransformers.models.modeling_deepseek.DeepseekV2", "ktransformers.operators."
+    both = ((FIRST, "cuda:0"), (SECOND, "cuda:1"))
+
+    def each(rest: str, cls: str, replace_class: str, *more: str, recursive: str = "") -> str:
+        return "".join(
+            entry(
+                rf"^model\.layers\.(?:{layers})\.{rest}",
+                cls,
+                replace_class,
+                "cpu" if "Experts" in replace_class else device,
+                f"prefill_device: {device}",
+                *(option.format(device=device) for option in more),
+                recursive=recursive,
+            )
+            for layers, device in both
+        )
+
+    return "".join(
+        [
+            entry(r"^model\.embed_tokens$", "", "default", "cpu", "prefill_device: cpu"),
+            each("", f"{theirs}YarnRotaryEmbedding", f"{ours}RoPE.YarnRotaryEmbedding"),
+            each(
+                r"(?!self_attn\.kv_b_proj$).*$",
+                "torch.nn.Linear",
+                f"{ours}linear.KTransformersLinear",
+                "generate_op: KLinearMarlin",
+                "prefill_op: KLinearTorch",
+            ),
+            each("mlp$", f"{theirs}MoE", f"{ours}experts.KDeepseekV2MoE"),
+            each(
+                r"mlp\.experts$",
+                "",
+                f"{ours}experts.KTransformersExperts",
+                "generate_op: KExpertsCPU",
+                "prefill_op: KExpertsTorch",
+                "out_device: {device}",
+                recursive="false",
+            ),
+            each("self_attn$", "", f"{ours}attention.KDeepseekV2Attention"),
+            "- match: {name: ^model$}\n"
+            f"  replace:\n    class: {ours}models.KDeepseekV2Model\n    kwargs:\n"
+            "      per_layer_prefill_intput_threshold: 0\n"
+            "      transfer_map:\n        30: cuda:1\n",
+            entry(
+                rf"^model\.layers\.(?:{FIRST})\.", "", "default", "cuda:0", "prefill_device: cuda:0"
+            ),
+            entry(
+                rf"(^model\.layers\.(?:{SECOND})\.)|(^model\.norm)|(^lm_head)",
+                "",
+                "default",
+                "cuda:1",
+                "prefill_device: cuda:1",
+            ),
+        ]
+    )
+
+
+def check(text: str, *, engine: str = "builtin", machine: Machine = TWO_GPUS) -> list[Finding]:
+    read = read_rules(text, source="mine.yaml")
+    assignment = assign(read.rules, spec("deepseek-v2"), engine=engine)
+    found = lint(assignment, spec("deepseek-v2"), machine=machine, rules=read.rules)
+    return [*read.findings, *found]
+
+
+@pytest.mark.parametrize(
+    "engine", ["builtin", "ktransformers-0.2.1", "ktransformers-0.3", "ktransformers-0.3.2"]
+)
+def test_a_good_file_has_no_finding(engine: str) -> None:
+    assert check(v2_on_two_gpus(), engine=engine) == []
+
+
+def sub(old: str, new: str) -> Callable[[str], str]:
+    """A mutation of the good file; it must change something."""
+
+    def mutate(text: str) -> str:
+        assert old in text, old
+        return text.replace(old, new)
+
+    return mutate
+
+
+LATER = range(30, 60)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "engine", "code", "layers", "words"),
+    [
+        (sub(f"(?:{FIRST})", "([0-2][0-9])"), "builtin", "unmatched", range(10), "no rule matches"),
+        (sub(f"(?:{SECOND})", "([30-59])"), "builtin", "experts-plain", LATER, "not replaced"),
+        (sub(f"(?:{SECOND})", "([30-59])"), "builtin", "dead-rule", (), "first match of no module"),
+        (sub("        30: cuda:1", "        '30': cuda:1"), "builtin", "transfer-key", (), "'30'"),
+        (sub("        30: cuda:1", "        '30': cuda:1"), "builtin", "wrong-device", LATER, ""),
+        (
+            sub("        30: cuda:1", "        31: cuda:1"),
+            "builtin",
+            "wrong-device",
+            [30],
+            "cuda:1",
+        ),
+        (sub("        30: cuda:1", "        90: cuda:1"), "builtin", "transfer-key", (), "0 to 59"),
+        (sub("        30: cuda:1", "        30: cuda"), "builtin", "transfer-device", (), "cuda:N"),
+        (sub("recursive: false", "recursive: 'False'"), "builtin", "bad-recursive", (), "true or"),
+        (
+            sub("recursive: false", "recursive: true"),
+            "builtin",
+            "experts-recursive",
+            LATER,
+            "recursive: false",
+        ),
+        (sub("      out_device: cuda:1\n", ""), "builtin", "out-device", LATER, "cuda:0"),
+        (sub("(?!self_attn\\.kv_b_proj$).*", ".*"), "builtin", "kv-b-replaced", LATER, "plain"),
+        (sub("generate_op: KLinear", "generate_opp: KLinear"), "builtin", "unknown-option", (), ""),
+        (
+            sub("      per_layer_prefill_intput_threshold: 0\n", ""),
+            "builtin",
+            "layerwise-prefill",
+            (),
+            "30000",
+        ),
+        (
+            sub("generate_device: cpu\n      prefill_device: cpu", "generate_device: cuda:0"),
+            "builtin",
+            "embedding-on-gpu",
+            (),
+            "cuda:0",
+        ),
+        (
+            sub("|(^model\\.norm)|(^lm_head)", ""),
+            "builtin",
+            "wrong-device",
+            (),
+            "model.norm is on cuda:0, but the activations end on cuda:1",
+        ),
+        (
+            sub("generate_op: KExpertsCPU", "generate_op: KExpertsMarlin"),
+            "builtin",
+            "operator-device",
+            LATER,
+            "KExpertsMarlin runs on a gpu, not on cpu",
+        ),
+        (
+            sub("generate_op: KExpertsCPU", "generate_op: KExpertCPU"),
+            "builtin",
+            "unknown-operator",
+            LATER,
+            "did you mean 'KExpertsCPU'",
+        ),
+        (
+            sub("generate_op: KLinearMarlin", "num_bits: 3"),
+            "builtin",
+            "bad-option",
+            LATER,
+            "num_bits must be 4 or 8, but got 3",
+        ),
+        (
+            sub("prefill_op: KExpertsTorch", "prefill_op: null"),
+            "ktransformers-0.3",
+            "prefill-operator",
+            LATER,
+            "write prefill_op: KExpertsTorch",
+        ),
+        (
+            sub("class: ktransformers.operators.RoPE.YarnRotaryEmbedding", "class: default"),
+            "ktransformers-0.3",
+            "rotary-plain",
+            LATER,
+            "YarnRotaryEmbedding",
+        ),
+        (
+            sub(r"mlp\.experts$", r"mlp\.(experts|shared_experts)$"),
+            "builtin",
+            "wrong-class",
+            LATER,
+            "for a layer's routed experts",
+        ),
+        (sub("cuda:1", "cuda:5"), "builtin", "no-such-device", LATER, "has cpu, cuda:0, cuda:1"),
+        (
+            sub(
+                "attention.KDeepseekV2Attention\n    kwargs:\n      generate_device: cuda:1",
+                "attention.KDeepseekV2Attention\n    kwargs:\n      generate_device: cuda:0",
+            ),
+            "builtin",
+            "wrong-device",
+            LATER,
+            "self_attn is on cuda:0, but the activations are on cuda:1",
+        ),
+    ],
+)
+def test_a_published_mistake_is_found_with_its_layers(
+    mutate: Callable[[str], str],
+    engine: str,
+    code: str,
+    layers: range | tuple[int, ...],
+    words: str,
+) -> None:
+    found = [f for f in check(mutate(v2_on_two_gpus()), engine=engine) if f.code == code]
+    assert found
+    assert any(set(f.layers) >= set(layers) if layers else True for f in found), found
+    assert any(words in str(f) for f in found), [str(f) for f in found]
+
+
+def test_experts_on_a_gpu_cost_the_cuda_graphs_in_ktransformers_only() -> None:
+    text = v2_on_two_gpus().replace("KExpertsCPU", "KExpertsMarlin")
+    text = re.sub(
+        r"generate_device: cpu\n      prefill_device: (cuda:\d)",
+        r"generate_device: \1\n      prefill_device: \1",
+        text,
+    )
+    assert check(text) == []
+    (advice,) = check(text, engine="ktransformers-0.3")
+    assert (advice.severity, advice.code) == (Severity.ADVICE, "cuda-graph")
+    assert advice.layers == tuple(range(1, 60))
+    (first, second) = check(text, engine="ktransformers-0.3.2")
+    assert {first.code, second.code} == {"engine"}
+
+
+def test_marlin_needs_a_card_that_can_run_it() -> None:
+    old = Machine("2xv100", (CPU, gpu(0, (7, 0)), gpu(1, (7, 0))))
+    found = check(v2_on_two_gpus(), machine=old)
+    assert {finding.code for finding in found} == {"compute-capability"}
+    assert "needs compute capability 8.0, but cuda:0 (RTX) has 7.0" in str(found[0])
+
+
+def test_the_first_few_errors_are_refused_in_one_line_with_rule_and_line() -> None:
+    text = v2_on_two_gpus().replace("        30: cuda:1", "        31: cuda:1")
+    rules = read_rules(text, source="mine.yaml").rules
+    assignment = assign(rules, spec("deepseek-v2"), engine="builtin")
+    with pytest.raises(
+        AutoplaceError, match=r"^mine.yaml: rule \d+, line \d+, layer 30: "
+    ) as caught:
+        refuse_unrunnable(
+            assignment, spec("deepseek-v2"), TWO_GPUS, rules=rules, source="mine.yaml"
+        )
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.count(" | ") == 3
+    number, line = map(int, re.findall(r"rule (\d+), line (\d+)", message)[0])
+    assert text.splitlines()[line - 1] == "- match:"
+    assert rules[number - 1].line == line
+
+
+def test_a_good_file_is_not_refused_and_warnings_alone_do_not_refuse() -> None:
+    text = v2_on_two_gpus().replace("      per_layer_prefill_intput_threshold: 0\n", "")
+    rules = read_rules(text, source="mine.yaml").rules
+    assignment = assign(rules, spec("deepseek-v2"), engine="builtin")
+    refuse_unrunnable(assignment, spec("deepseek-v2"), TWO_GPUS)
+
+
+def test_layers_are_shown_as_ranges() -> None:
+    assert ranges([5, 0, 1, 2, 7, 8]) == "0-2, 5, 7-8"
