@@ -11,7 +11,6 @@ from autoplace.models.gqa import GqaAttention
 from autoplace.models.layer import DecoderLayer
 from autoplace.models.mla import MlaAttention
 from autoplace.models.moe import Mlp, MoeBlock
-from autoplace.models.place import move
 from autoplace.models.source import TensorSource
 from autoplace.operators.base import (
     OperatorContext,
@@ -87,19 +86,6 @@ def _kv_b_weight(geometry: Geometry, context: OperatorContext, sources: Sources)
     weight = allocator.empty(shape, context.dtype, context.place, kind="weights", what=context.path)
     halves = weight.view(geometry.num_heads, -1, mla.kv_lora_rank)
     keys, values = sources
-    _fill_heads(halves[:, : mla.qk_nope_dim].transpose(1, 2), keys, context)
-    _fill_heads(halves[:, mla.qk_nope_dim :], values, context)
+    keys.fill(halves[:, : mla.qk_nope_dim].transpose(1, 2), context.place, allocator)
+    values.fill(halves[:, mla.qk_nope_dim :], context.place, allocator)
     return weight
-
-
-def _fill_heads(target: Tensor, source: TensorSource, context: OperatorContext) -> None:
-    """Rows of a [H, n, width] tensor into a strided view of that shape."""
-    num_rows = target.shape[1]
-    for start, chunk in source.chunks(context.allocator):
-        done = 0
-        while done < len(chunk):
-            head, row = divmod(start + done, num_rows)
-            n = min(num_rows - row, len(chunk) - done)
-            part = chunk[done : done + n].to(target.dtype)
-            target[head, row : row + n] = move(part, context.place)
-            done += n

@@ -38,7 +38,7 @@ def yarn_attention_factor(rope: Rope) -> float:
 def mla_softmax_scale(rope: Rope, qk_dim: int) -> float:
     """DeepSeek's softmax scale: 1 / √d · mscale², mscale = 1 + 0.1 · mscale_all_dim · ln factor."""
     mscale = 1.0 + rope.yarn_log_multiplier * log(rope.yarn_factor)
-    return qk_dim**-0.5 * mscale * mscale
+    return float(qk_dim**-0.5 * mscale * mscale)
 
 
 def rotations(positions: Tensor, frequencies: Tensor, factor: float) -> Tensor:

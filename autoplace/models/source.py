@@ -44,25 +44,35 @@ class TensorSource:
     def width(self) -> int:
         return self.info.shape[-1]
 
-    def chunks(self, allocator: Allocator) -> Iterator[tuple[int, Tensor]]:
-        """First row and float32 [rows, width] of every chunk; the buffer is used again."""
-        rows = min(self.num_rows, load_chunk_rows(self.width))
-        data = self.gguf.data(self.info.name)
-        row_bytes = len(data) // self.num_rows
+    @property
+    def matrix_rows(self) -> int:
+        """Rows of one matrix: of a linear, or of one expert of a stack."""
+        return self.info.shape[-2] if len(self.info.shape) > 1 else 1
+
+    def chunks(self, allocator: Allocator) -> Iterator[tuple[int, int, Tensor]]:
+        """Matrix, first row and float32 [rows, width] of every chunk; the buffer is used again."""
         n_bytes = load_transient_bytes(self.info.shape)
+        rows = min(self.matrix_rows, load_chunk_rows(self.width))
+        data = self.gguf.data(self.info.name).reshape(-1, self.matrix_rows, self._row_bytes)
         with allocator.transient(HOST, n_bytes, what=f"dequantising {self.info.name}"):
-            buffer = np.empty(rows * self.width, np.float32)
-            for start in range(0, self.num_rows, rows):
-                end = min(start + rows, self.num_rows)
-                out = buffer[: (end - start) * self.width]
-                dequantize_into(data[start * row_bytes : end * row_bytes], self.info.ggml_type, out)
-                yield start, torch.from_numpy(out).view(end - start, self.width)
+            buffer = np.empty((rows, self.width), np.float32)
+            for matrix in range(len(data)):
+                for start in range(0, self.matrix_rows, rows):
+                    blocks = data[matrix, start : start + rows]
+                    out = buffer[: len(blocks)]
+                    dequantize_into(blocks.reshape(-1), self.info.ggml_type, out.reshape(-1))
+                    yield matrix, start, torch.from_numpy(out)
 
     def fill(self, target: Tensor, place: Place, allocator: Allocator) -> None:
-        """Dequantise into a tensor of the same shape on a place, in the target's dtype."""
-        rows = target.view(self.num_rows, self.width)
-        for start, chunk in self.chunks(allocator):
-            rows[start : start + len(chunk)] = move(chunk.to(target.dtype), place)
+        """Dequantise into a tensor of the same shape, or a view, on a place, in its dtype."""
+        matrices = target if target.ndim == 3 else target.view(1, -1, self.width)
+        for matrix, start, chunk in self.chunks(allocator):
+            part = move(chunk.to(target.dtype), place)
+            matrices[matrix, start : start + len(chunk)] = part
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.info.n_bytes // self.num_rows
 
 
 def dequantize_into(data: NDArray[np.uint8], ggml_type: GGMLType, out: NDArray[np.float32]) -> None:

@@ -36,6 +36,10 @@ class MappedBlocks:
     def num_matrices(self) -> int:
         return self.shape[0] if len(self.shape) == 3 else 1
 
+    @property
+    def out_features(self) -> int:
+        return self.shape[-2]
+
     def matrix(self, index: int) -> Tensor:
         """The bytes of one [out, in] matrix."""
         if len(self.data) > 1:

@@ -6,7 +6,7 @@ from autoplace.models.place import expect
 from autoplace.models.source import TensorSource
 from autoplace.operators.base import ExpertsOperator, OperatorContext, experts_parts
 from autoplace.operators.host_kernels import experts_from_marlin
-from autoplace.operators.marlin_load import load_marlin
+from autoplace.operators.marlin_load import experts_marlin
 
 
 class KExpertsMarlin(ExpertsOperator):
@@ -17,9 +17,9 @@ class KExpertsMarlin(ExpertsOperator):
         self.place = context.place
         gate, up, down = experts_parts(sources)
         self.weights = (
-            load_marlin(context, gate),
-            load_marlin(context, up),
-            load_marlin(context, down),
+            experts_marlin(context, gate),
+            experts_marlin(context, up),
+            experts_marlin(context, down),
         )
 
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ def linear_from_blocks(x: Tensor, blocks: MappedBlocks) -> Tensor:
 
 def linear_from_marlin(x: Tensor, weight: MarlinWeight) -> Tensor:
     """[T, in] · packed [out, in]ᵀ → [T, out] in x's dtype."""
-    return linear_by_rows(x, weight.rows, (weight.shape[0], weight.shape[1]))
+    return linear_by_rows(x, weight.rows, (weight.form.out_features, weight.form.in_features))
 
 
 def experts_from_dense(x: Tensor, experts: Tensor, weights: Tensor, dense: DenseTriple) -> Tensor:
@@ -45,5 +45,5 @@ def experts_from_marlin(
 
 def _from_rows(x: Tensor, expert: int, parts: BlocksTriple | MarlinTriple) -> Tensor:
     """One expert, each of its matrices dequantised to float32 for the while."""
-    gate, up, down = (part.rows(0, part.shape[-2], expert) for part in parts)
+    gate, up, down = (part.rows(0, part.out_features, expert) for part in parts)
     return swiglu(x.float(), gate, up, down)

@@ -1,12 +1,12 @@
 """Marlin's weights: symmetric, groups of 64 along a row, 4 or 8 bits, bfloat16 scales.
 
 The quantiser is that of GPTQ-Marlin as KTransformers calls it (`quantize_weights`): the scale of a
-group is 2 · max|w| / (2ᵇ - 1), stored codes are round(w / scale) + 2ᵇ⁻¹ within 0 … 2ᵇ - 1, so an
-error is at most half a scale. Here the scale is rounded to bfloat16 before it divides.
+group is 2 · max|w| / (2ᵇ - 1), codes are round(w / scale) within -2ᵇ⁻¹ … 2ᵇ⁻¹ - 1, so an error is
+at most half a scale. Here the scale is rounded to bfloat16 before it divides.
 
-Rows are padded to a multiple of 128 weights and their number to a multiple of 64. In memory a row
-is its codes, group after group: 64 bytes at 8 bits; at 4 bits 32 bytes, byte j of a group with
-weight j in its low and weight j + 32 in its high half.
+The format is that of `kernels/include/autoplace/marlin_format.hpp`, one block of bytes a matrix:
+rows padded to a multiple of 64, weights of a row to a multiple of 128; the codes of 16 rows
+side by side, then all scales.
 """
 
 from dataclasses import dataclass
@@ -16,73 +16,113 @@ from torch import Tensor
 from torch.nn import functional
 
 GROUP = 64
-PAD_IN = 128
-PAD_OUT = 64
+TILE_ROWS = 16
+_PAD_IN, _PAD_OUT = 128, 64
 
 
-def padded(n: int, multiple: int) -> int:
+def _padded(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class MarlinFormat:
+    """Where the codes and scales of an [out, in] matrix are in its block of bytes."""
+
+    out_features: int
+    in_features: int
+    num_bits: int
+
+    @property
+    def num_groups(self) -> int:
+        return _padded(self.in_features, _PAD_IN) // GROUP
+
+    @property
+    def num_tiles(self) -> int:
+        return _padded(self.out_features, _PAD_OUT) // TILE_ROWS
+
+    @property
+    def code_bytes(self) -> int:
+        return self.num_tiles * TILE_ROWS * self.num_groups * GROUP * self.num_bits // 8
+
+    @property
+    def n_bytes(self) -> int:
+        return self.code_bytes + self.num_tiles * self.num_groups * TILE_ROWS * 2
+
+    def codes(self, block: Tensor) -> Tensor:
+        """[tiles, bytes of a row / 4, 16, 4] uint8: a view of the block."""
+        return block[: self.code_bytes].view(self.num_tiles, -1, TILE_ROWS, 4)
+
+    def scales(self, block: Tensor) -> Tensor:
+        """[tiles, groups, 16] bfloat16: a view of the block."""
+        return block[self.code_bytes :].view(torch.bfloat16).view(self.num_tiles, -1, TILE_ROWS)
+
+
+def pack_rows(rows: Tensor, first_row: int, block: Tensor, form: MarlinFormat) -> None:
+    """Quantise float32 rows [n, in] of a matrix into its block; first_row a multiple of 16.
+
+    `n` is a multiple of 16 unless these are the last rows; padding is left as it is. `rows` is
+    used up. The slow twin of the kernel `ap_marlin_pack`.
+    """
+    assert first_row % TILE_ROWS == 0, first_row
+    n = len(rows)
+    missing = form.num_groups * GROUP - form.in_features
+    rest = -n % TILE_ROWS
+    if missing or rest:
+        rows = functional.pad(rows, (0, missing, 0, rest))
+    codes, scales = _quantize(rows.view(-1, form.num_groups, GROUP), form.num_bits)
+    tiles = slice(first_row // TILE_ROWS, (first_row + n + rest) // TILE_ROWS)
+    form.codes(block)[tiles] = _interleave(codes.view(n + rest, -1), form.num_bits)
+    form.scales(block)[tiles] = scales.view(-1, TILE_ROWS, form.num_groups).transpose(1, 2)
+
+
+def unpack_rows(start: int, end: int, block: Tensor, form: MarlinFormat) -> Tensor:
+    """Float32 rows start … end of a matrix, without padding: [end - start, in]."""
+    first, last = start // TILE_ROWS, -(-end // TILE_ROWS)
+    packed = form.codes(block)[first:last].transpose(1, 2)  # [tiles, 16, in bytes / 4, 4]
+    if form.num_bits == 8:
+        codes = packed.view(torch.int8).float()
+    else:
+        halves = packed.bitwise_and(15), packed.bitwise_right_shift(4)
+        codes = torch.cat(halves, -1).float().sub_(8)
+    scales = form.scales(block)[first:last].transpose(1, 2).float()  # [tiles, 16, groups]
+    weights = codes.reshape(*scales.shape, GROUP) * scales[..., None]
+    rows = weights.reshape((last - first) * TILE_ROWS, -1)
+    offset = first * TILE_ROWS
+    return rows[start - offset : end - offset, : form.in_features]
+
+
+def _quantize(groups: Tensor, num_bits: int) -> tuple[Tensor, Tensor]:
+    """Float32 [n, groups, 64], in place, → signed codes as int8 and bfloat16 scales [n, groups]."""
+    top, half = (1 << num_bits) - 1, 1 << (num_bits - 1)
+    largest = torch.maximum(groups.amax(-1), groups.amin(-1).neg_())
+    scales = (largest * (2.0 / top)).to(torch.bfloat16)
+    inverse = torch.where(scales > 0, 1.0 / scales.float(), 0.0)
+    codes = groups.mul_(inverse[..., None]).round_().clamp_(-half, half - 1)
+    return codes.to(torch.int8), scales
+
+
+def _interleave(codes: Tensor, num_bits: int) -> Tensor:
+    """Signed codes [n, in] → bytes [n / 16, in bytes / 4, 16, 4]."""
+    tiles = codes.view(-1, TILE_ROWS, codes.shape[-1])
+    if num_bits == 8:
+        eight = tiles.view(torch.uint8)
+        return eight.view(len(tiles), TILE_ROWS, -1, 4).transpose(1, 2)
+    low, high = tiles.add(8).view(torch.uint8).view(len(tiles), TILE_ROWS, -1, 8).chunk(2, -1)
+    return low.bitwise_or(high.bitwise_left_shift(4)).transpose(1, 2)
 
 
 @dataclass(frozen=True, eq=False)
 class MarlinWeight:
-    """One matrix [out, in], or the experts of a layer [E, out, in], packed."""
+    """One matrix, or one a routed expert, packed."""
 
-    codes: Tensor
-    """uint8 [..., out↑64, in↑128 · bits / 8]."""
-    scales: Tensor
-    """bfloat16 [..., out↑64, in↑128 / 64]."""
-    num_bits: int
-    shape: tuple[int, ...]
-    """Without padding."""
+    blocks: Tensor
+    """uint8 [E, bytes of a matrix]; E is 1 for a linear."""
+    form: MarlinFormat
 
-    def of_expert(self, expert: int) -> "MarlinWeight":
-        """A view of one expert's matrix."""
-        return MarlinWeight(self.codes[expert], self.scales[expert], self.num_bits, self.shape[1:])
+    @property
+    def out_features(self) -> int:
+        return self.form.out_features
 
     def rows(self, start: int, end: int, matrix: int = 0) -> Tensor:
-        """Float32 rows start … end of a matrix, without padding: [end - start, in]."""
-        codes = self.codes.view(-1, *self.codes.shape[-2:])[matrix, start:end]
-        scales = self.scales.view(-1, *self.scales.shape[-2:])[matrix, start:end]
-        weights = unpack(codes, self.num_bits).sub_(1 << (self.num_bits - 1))
-        weights.mul_(scales.float()[..., None])
-        return weights.flatten(-2)[:, : self.shape[-1]]
-
-
-def packed_shapes(shape: tuple[int, ...], num_bits: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of codes and scales for a weight [..., out, in]."""
-    rows, width = padded(shape[-2], PAD_OUT), padded(shape[-1], PAD_IN)
-    lead = shape[:-2]
-    return (*lead, rows, width * num_bits // 8), (*lead, rows, width // GROUP)
-
-
-def quantize_rows(rows: Tensor, num_bits: int) -> tuple[Tensor, Tensor]:
-    """Float32 [n, in] → packed codes uint8 [n, in↑128 · bits / 8] and scales [n, in↑128 / 64].
-
-    `rows` is used up: it is divided and rounded in place where it needs no padding.
-    """
-    missing = padded(rows.shape[-1], PAD_IN) - rows.shape[-1]
-    groups = (functional.pad(rows, (0, missing)) if missing else rows).view(len(rows), -1, GROUP)
-    top, zero = (1 << num_bits) - 1, 1 << (num_bits - 1)
-    largest = torch.maximum(groups.amax(-1), groups.amin(-1).neg_())
-    scales = (largest * (2.0 / top)).to(torch.bfloat16)
-    inverse = torch.where(scales > 0, 1.0 / scales.float(), 0.0)
-    codes = groups.mul_(inverse[..., None]).round_().add_(zero).clamp_(0, top).to(torch.uint8)
-    return pack(codes, num_bits), scales
-
-
-def pack(codes: Tensor, num_bits: int) -> Tensor:
-    """Codes [n, groups, 64] → bytes [n, groups · 64 · bits / 8]."""
-    if num_bits == 8:
-        return codes.flatten(-2)
-    low, high = codes.chunk(2, -1)
-    return low.bitwise_or(high.bitwise_left_shift(4)).flatten(-2)
-
-
-def unpack(packed: Tensor, num_bits: int) -> Tensor:
-    """Bytes [n, width] → codes as float32 [n, groups, 64]."""
-    groups = packed.reshape(len(packed), -1, GROUP * num_bits // 8)
-    if num_bits == 8:
-        return groups.float()
-    halves = groups.bitwise_and(15), groups.bitwise_right_shift(4)
-    return torch.cat(halves, -1).float()
+        """Float32 rows start … end of a matrix: [end - start, in]."""
+        return unpack_rows(start, end, self.blocks[matrix], self.form)

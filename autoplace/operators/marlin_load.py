@@ -4,42 +4,43 @@ import torch
 from torch import Tensor
 
 from autoplace.errors import AutoplaceError
-from autoplace.models.place import HOST, Place, move
+from autoplace.models.place import HOST, move
 from autoplace.models.source import TensorSource
 from autoplace.operators.base import OperatorContext, Part, stacked_shape
-from autoplace.operators.marlin import MarlinWeight, packed_shapes, quantize_rows
+from autoplace.operators.marlin import MarlinFormat, MarlinWeight, pack_rows
 from autoplace.operators.packed_cache import PackedCache
 from autoplace.placement.workspace import load_transient_bytes
 
+_VERSION = "marlin-2"
+"""Of the format and the quantiser: a change of either is another key in the cache."""
 
-def load_marlin(
-    context: OperatorContext, part: Part, shape: tuple[int, ...] | None = None
-) -> MarlinWeight:
-    """Declare, fill and return a packed weight of one source, or of one source an expert.
 
-    `shape` is [out, in] or [E, out, in]. A weight that was packed before costs a read.
+def load_marlin(context: OperatorContext, part: Part, shape: tuple[int, ...]) -> MarlinWeight:
+    """Declare, fill and return a weight [out, in], or [E, out, in] of one or of E sources.
+
+    A weight that was packed before costs a read.
     """
-    refuse_unless_gpu(context)
-    shape, bits = shape or stacked_shape(part), context.num_bits
-    code_shape, scale_shape = packed_shapes(shape, bits)
-    empty = context.allocator.empty
-    codes = empty(code_shape, torch.uint8, context.place, kind="weights", what=context.path)
-    scales = empty(scale_shape, torch.bfloat16, context.place, kind="weights", what=context.path)
-    weight = MarlinWeight(codes, scales, bits, shape)
-    for expert, source in enumerate(part):
-        _load(context, source, weight if len(part) == 1 else weight.of_expert(expert))
-    return weight
+    _refuse(context)
+    form = MarlinFormat(shape[-2], shape[-1], context.num_bits)
+    num_matrices = shape[0] if len(shape) == 3 else 1
+    blocks = context.allocator.empty(
+        (num_matrices, form.n_bytes),
+        torch.uint8,
+        context.place,
+        kind="weights",
+        what=context.path,
+    )
+    for source, target in zip(part, blocks.view(len(part), -1, form.n_bytes), strict=True):
+        _load(context, source, target, form)
+    return MarlinWeight(blocks, form)
 
 
-def _load(context: OperatorContext, source: TensorSource, weight: MarlinWeight) -> None:
-    cache = PackedCache.default()
-    key = f"marlin-1:{weight.num_bits}:{source.identity}"
-    if not _load_cached(cache, key, weight, context, source):
-        _quantize(weight, source, context)
-        cache.store(key, (_bytes(weight.codes), _bytes(weight.scales)))
+def experts_marlin(context: OperatorContext, part: Part) -> MarlinWeight:
+    """One matrix of every expert."""
+    return load_marlin(context, part, stacked_shape(part))
 
 
-def refuse_unless_gpu(context: OperatorContext) -> None:
+def _refuse(context: OperatorContext) -> None:
     if not context.place.is_gpu:
         raise AutoplaceError(
             f"{context.path}: Marlin operators run on GPUs only, but the rules put it on cpu; "
@@ -49,45 +50,30 @@ def refuse_unless_gpu(context: OperatorContext) -> None:
         raise AutoplaceError(f"{context.path}: expected num_bits 4 or 8 but got {context.num_bits}")
 
 
-def _load_cached(
-    cache: PackedCache,
-    key: str,
-    weight: MarlinWeight,
-    context: OperatorContext,
-    source: TensorSource,
-) -> bool:
-    """Declares what quantising would, so that the bytes do not depend on the cache's state."""
+def _load(
+    context: OperatorContext, source: TensorSource, blocks: Tensor, form: MarlinFormat
+) -> None:
+    """Fill [matrices, bytes]. The declared bytes do not depend on what is in the cache."""
+    cache = PackedCache.default()
+    key = f"{_VERSION}:{form.num_bits}:{source.identity}"
     what = f"reading packed {source.info.name}"
     with context.allocator.transient(HOST, load_transient_bytes(source.info.shape), what=what):
-        return cache.read(key, (_bytes(weight.codes), _bytes(weight.scales)))
+        cached = cache.read(key, blocks.view(-1))
+    if not cached:
+        _quantize(context, source, blocks, form)
+        cache.store(key, blocks.view(-1))
 
 
-def _quantize(weight: MarlinWeight, source: TensorSource, context: OperatorContext) -> None:
-    """Fill codes and scales chunk by chunk; padding rows get scale zero."""
-    num_experts = weight.codes.shape[0] if weight.codes.ndim == 3 else 1
-    codes = weight.codes.view(num_experts, -1, weight.codes.shape[-1])
-    scales = weight.scales.view(num_experts, -1, weight.scales.shape[-1])
-    out_features = weight.shape[-2]
-    codes[:, out_features:] = 0
-    scales[:, out_features:] = 0
-    for start, chunk in source.chunks(context.allocator):
-        parts = quantize_rows(chunk, weight.num_bits)
-        for target, part in zip((codes, scales), parts, strict=True):
-            _scatter_rows(target, part, start, out_features, context.place)
-
-
-def _scatter_rows(
-    target: Tensor, part: Tensor, start: int, out_features: int, place: Place
+def _quantize(
+    context: OperatorContext, source: TensorSource, blocks: Tensor, form: MarlinFormat
 ) -> None:
-    """Rows of the unpadded [E · out] list into the padded [E, out↑64, width]."""
-    done = 0
-    while done < len(part):
-        expert, row = divmod(start + done, out_features)
-        n = min(out_features - row, len(part) - done)
-        target[expert, row : row + n] = move(part[done : done + n], place)
-        done += n
-
-
-def _bytes(x: Tensor) -> Tensor:
-    """The same memory as uint8, 1-D."""
-    return x.view(torch.uint8).view(-1)
+    """Pack chunk by chunk on the host, a matrix at a time, and send it to its place."""
+    on_host = context.place.runs_on_host
+    staged = None if on_host else torch.empty(form.n_bytes, dtype=torch.uint8)
+    for matrix, first_row, rows in source.chunks(context.allocator):
+        block = blocks[matrix] if staged is None else staged
+        if first_row == 0:
+            block.zero_()
+        pack_rows(rows, first_row, block, form)
+        if staged is not None and first_row + len(rows) == form.out_features:
+            blocks[matrix] = move(staged, context.place)

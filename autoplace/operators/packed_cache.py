@@ -32,39 +32,36 @@ class PackedCache:
         root = Path(os.environ.get(CACHE_VARIABLE) or Path(home) / "autoplace")
         return cls(root / "packed")
 
-    def read(self, key: str, targets: tuple[Tensor, ...]) -> bool:
-        """Fill 1-D uint8 tensors from the file of a key; False where there is none of that size."""
+    def read(self, key: str, target: Tensor) -> bool:
+        """Fill a 1-D uint8 tensor from the file of a key; False where there is none of its size."""
         path = self._path(key)
         try:
-            if path.stat().st_size != sum(target.nbytes for target in targets):
+            if path.stat().st_size != target.nbytes:
                 return False
             with path.open("rb") as file:
-                for target in targets:
-                    _read_into(file.fileno(), target)
+                _read_into(file.fileno(), target)
             os.utime(path)
         except OSError:
             return False
         return True
 
-    def store(self, key: str, parts: tuple[Tensor, ...]) -> None:
-        """Write 1-D uint8 tensors under a key, atomically, and make room for them."""
-        n_bytes = sum(part.nbytes for part in parts)
-        if n_bytes > self.limit_bytes:
+    def store(self, key: str, packed: Tensor) -> None:
+        """Write a 1-D uint8 tensor under a key, atomically, and make room for it."""
+        if packed.nbytes > self.limit_bytes:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._make_room(n_bytes)
-            self._write(self._path(key), parts)
+            self._make_room(packed.nbytes)
+            self._write(self._path(key), packed)
         except OSError:
             return
 
-    def _write(self, path: Path, parts: tuple[Tensor, ...]) -> None:
+    def _write(self, path: Path, packed: Tensor) -> None:
         descriptor, name = tempfile.mkstemp(dir=self.folder, suffix=".partial")
         partial = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                for part in parts:
-                    file.write(move(part, HOST).numpy().data)
+                file.write(move(packed, HOST).numpy().data)
             partial.replace(path)
         except OSError:
             partial.unlink(missing_ok=True)

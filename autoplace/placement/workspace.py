@@ -14,13 +14,11 @@ The engine declares exactly these numbers and keeps within them; `placement.memo
   and the workspace follow, when no transient is alive.
 """
 
-from math import prod
-
 from autoplace.architectures.geometry import Geometry, Mla
 from autoplace.units import MIB
 
 LOAD_CHUNK_BYTES = 32 * MIB
-"""Float32 rows that are dequantised at a time; at least one row."""
+"""Float32 rows of one matrix that are dequantised at a time; at least 16 rows."""
 
 SCRATCH_BYTES = 64 * MIB
 """Keys and values that are expanded at a time (MLA), and rows a slow twin dequantises; at least
@@ -31,15 +29,18 @@ LOGIT_ROWS = 16
 
 
 def load_transient_bytes(shape: tuple[int, ...]) -> int:
-    """Host bytes while a tensor of this shape (torch order) is dequantised; a vector is one row."""
+    """Host bytes while a tensor of this shape (torch order) is dequantised.
+
+    A stack of experts is dequantised one expert at a time; a vector is one row.
+    """
     width = shape[-1]
-    rows = min(prod(shape[:-1]), load_chunk_rows(width))
+    rows = min(shape[-2] if len(shape) > 1 else 1, load_chunk_rows(width))
     return 2 * 4 * rows * width
 
 
 def load_chunk_rows(width: int) -> int:
-    """Rows of this many weights that are dequantised at a time."""
-    return max(1, LOAD_CHUNK_BYTES // (4 * width))
+    """Rows of this many weights that are dequantised at a time, a multiple of 16."""
+    return max(16, LOAD_CHUNK_BYTES // (4 * width) // 16 * 16)
 
 
 def expanded_heads(mla: Mla, context_tokens: int) -> int:
