@@ -12,7 +12,7 @@ from autoplace.architectures.qwen2moe import QWEN2MOE
 from autoplace.architectures.qwen3moe import QWEN3MOE
 from autoplace.architectures.spec import ModelSpec, Module
 from autoplace.architectures.tokenizer import tokenizer_metadata
-from autoplace.errors import AutoplaceError, did_you_mean
+from autoplace.errors import AutoplaceError
 from autoplace.weights.ggml import TensorInfo
 from autoplace.weights.gguf_file import GGUFFile
 from autoplace.weights.quant_mix import quant_mix, tensor_type
@@ -27,8 +27,8 @@ def family(architecture: str) -> Family:
     """The family of a `general.architecture`, or the error that lists the known ones."""
     if architecture not in FAMILIES:
         raise AutoplaceError(
-            f"expected a model architecture that autoplace knows but got {architecture!r}"
-            f"{did_you_mean(architecture, FAMILIES)}"
+            f"expected a model of a known architecture but got {architecture!r}; "
+            f"there are {', '.join(sorted(FAMILIES))}"
         )
     return FAMILIES[architecture]
 
@@ -42,7 +42,7 @@ def spec_from_gguf(gguf: GGUFFile, *, name: str | None = None) -> ModelSpec:
     if not isinstance(architecture, str):
         raise AutoplaceError(
             f"metadata key 'general.architecture' should name the model's family but is "
-            f"{architecture!r}{did_you_mean('', FAMILIES)}"
+            f"{architecture!r}; there are {', '.join(sorted(FAMILIES))}"
         )
     known = family(architecture)
     shapes = {tensor: info.shape for tensor, info in gguf.tensors.items()}
