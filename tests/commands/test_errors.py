@@ -80,7 +80,7 @@ def _model(folder: Path) -> list[str]:
 
 
 FILE_MISTAKES = [
-    Mistake("a missing file", _model, ("m.gguf", "no such file")),
+    Mistake("a missing file", _model, ("m.gguf does not exist",)),
     Mistake("a file that is no GGUF", _model, ("m.gguf", "GGUF"), _no_gguf),
     Mistake("a truncated header", _model, ("m.gguf",), _cut_header),
     Mistake("truncated data", _model, ("m.gguf",), _cut_data),
@@ -184,7 +184,7 @@ def test_hardware_that_is_not_here_is_refused_with_a_hint(command: str, tmp_path
     check(done, ("RTX-A6000", "no GPU", "`plan`", "measure=predicted"))
 
 
-PREDICTED = ("tune", "model=tiny", "hardware=2x4090", "measure=predicted", "n_trials=4")
+PREDICTED = ("tune", "model=tiny", "hardware=2x4090", "measure=predicted", "n_trials=2")
 
 
 def test_a_locked_database_is_named_and_left_as_it_is(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_locked_database_is_named_and_left_as_it_is(tmp_path: Path) -> None:
         done = autoplace(*PREDICTED, "storage.busy_timeout_s=0.5", cwd=tmp_path)
         assert connection.execute("SELECT COUNT(*) FROM trials").fetchone() == trials
     check(done, ("studies.db", "locked"))
-    assert autoplace(*PREDICTED, "n_trials=6", cwd=tmp_path).code == 0
+    assert autoplace(*PREDICTED, "n_trials=3", cwd=tmp_path).code == 0
 
 
 def test_a_full_studies_folder_is_named_and_the_study_goes_on_later(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 
 from autoplace.__main__ import main
 from autoplace.hardware.profile import machine_from_profile
+from autoplace.units import GIB
 from tests.hardware.profiles import profile
 
 LIGHT = [
@@ -47,7 +48,7 @@ def test_two_4090_with_64_gib_hold_no_placement_because_of_the_host(
     for placement in document["placements"]:
         assert placement["gpus_fit"]
         assert not placement["host_fits"]
-        assert placement["devices"]["cpu"]["weights_bytes"] >= 90_626_457_600
+        assert placement["devices"]["cpu"]["margin_bytes"] < -20 * GIB
 
 
 def test_all_experts_on_the_cpu_take_their_blocks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,14 +87,16 @@ def test_an_emulated_machine_is_said_to_be_one(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("words", LIGHT, ids=" ".join)
 def test_light_commands_answer_in_a_second(words: list[str], tmp_path: Path) -> None:
-    """The fastest of a few runs: others may be using the machine."""
+    """CPU time of the whole process, the least of a few: others may be using the machine."""
     fastest_s = float("inf")
     for _ in range(5):
-        start_s = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
             [sys.executable, "-m", "autoplace", *words], cwd=tmp_path, capture_output=True
         )
-        fastest_s = min(fastest_s, time.monotonic() - start_s)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        fastest_s = min(fastest_s, spent_s)
         assert done.returncode in (0, 1), done.stderr
         if fastest_s < SLOWEST_S:
             return
