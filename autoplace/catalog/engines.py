@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from autoplace.errors import AutoplaceError, did_you_mean
 from autoplace.units import GIB, MIB
+from autoplace.weights.ggml import GGMLType
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,31 @@ class Engine:
     memory: MemoryProfile = MemoryProfile()
     gpu_experts: tuple[str, ...] = ()
     """Operators that hold routed experts on a GPU."""
+    gpu_expert_types: frozenset[GGMLType] = frozenset(GGMLType)
+    """Types of a file's experts that those can be made from."""
     splits_layers: bool = True
     """Whether layers may be on several devices."""
     gpu_experts_disable_cuda_graph: bool = False
     launch: str = ""
     """Command line, with {rules}, {model}, {gguf}, {threads} and {graph} to fill in."""
 
+
+_KT_GPU_TYPES = frozenset(
+    {
+        GGMLType.F32,
+        GGMLType.F16,
+        GGMLType.BF16,
+        GGMLType.Q8_0,
+        GGMLType.Q2_K,
+        GGMLType.Q3_K,
+        GGMLType.Q4_K,
+        GGMLType.Q5_K,
+        GGMLType.Q6_K,
+        GGMLType.IQ4_XS,
+    }
+)
+"""What KTransformers dequantises on a GPU: not Q4_0 and Q5_0 (rules §2), so not the `down` of
+DeepSeek-V2-Lite's Q4_K_M."""
 
 _CHAT = "python -m ktransformers.local_chat --model_path {model} --gguf_path {gguf}"
 _CONTEXT_BYTES = GIB // 2
@@ -79,6 +99,7 @@ ENGINES: Mapping[str, Engine] = {
                 prefill_bytes_per_token=300_000,
             ),
             gpu_experts=("KExpertsMarlin",),
+            gpu_expert_types=_KT_GPU_TYPES,
             gpu_experts_disable_cuda_graph=True,
             launch=f"{_CHAT} --optimize_rule_path {{rules}} --cpu_infer {{threads}}{{graph}}",
         ),
@@ -96,6 +117,7 @@ ENGINES: Mapping[str, Engine] = {
                 prefill_bytes_per_token=300_000,
             ),
             gpu_experts=("KExpertsMarlin", "KExpertsTorch"),
+            gpu_expert_types=_KT_GPU_TYPES,
             gpu_experts_disable_cuda_graph=True,
             launch=f"{_CHAT} --optimize_config_path {{rules}} --cpu_infer {{threads}}{{graph}}",
         ),

@@ -13,8 +13,6 @@ from autoplace.weights.ggml import GGMLType, TensorInfo
 
 CPU_TYPES = frozenset(GGMLType)
 """The CPU operators read the file's own blocks, of every type that autoplace dequantises."""
-GPU_DEQUANTISED = CPU_TYPES - {GGMLType.Q4_0, GGMLType.Q5_0}
-"""KTransformers cannot dequantise these two on a GPU; `builtin` dequantises on the host."""
 MARLIN_GROUP = 64
 MARLIN_CAPABILITY = (8, 0)
 

@@ -4,6 +4,7 @@ import pytest
 
 from autoplace.architectures import read_preset, spec_from_geometry
 from autoplace.architectures.presets import preset_names
+from autoplace.architectures.spec import Role
 from autoplace.catalog.classes import INJECTABLE_CLASSES, MODULE_CLASSES, is_instance
 from autoplace.catalog.engines import ENGINES, engine
 from autoplace.catalog.operators import OPERATORS, marlin_bytes, operators_of
@@ -106,3 +107,10 @@ def test_expert_buffers_of_deepseek_v3_take_540_mb_at_a_chunk_of_8192() -> None:
     geometry = read_preset("deepseek-v3").geometry
     n_bytes = expert_buffer_bytes(geometry, ENGINES["ktransformers-0.3"].memory)
     assert n_bytes == pytest.approx(540e6, rel=0.005)
+
+
+def test_ktransformers_cannot_make_gpu_experts_of_v2_lites_own_q4_k_m() -> None:
+    spec = spec_from_geometry("v2-lite", read_preset("deepseek-v2-lite").geometry, quant="q4_k_m")
+    types = {info.ggml_type for m in spec.of_role(Role.EXPERTS) for info in spec.tensor_infos(m)}
+    assert not types <= ENGINES["ktransformers-0.3"].gpu_expert_types
+    assert types <= ENGINES["builtin"].gpu_expert_types
