@@ -8,7 +8,7 @@ name is empty; the first rule that matches a module wins; the name is searched, 
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 
 from autoplace.architectures.registry import expert_modules
@@ -22,7 +22,7 @@ from autoplace.rules.rule import Rule
 DEFAULT_DEVICE = "cuda:0"
 """Of KTransformers up to 0.3.0, for modules that no rule matches."""
 TIME_LIMIT_S = 3.0
-"""For all the searches of one file; V3 with eight GPUs takes milliseconds."""
+"""Of the processor, for one file; V3 with eight GPUs takes milliseconds."""
 
 
 def assign(rules: Sequence[Rule], spec: ModelSpec, *, engine: str) -> Assignment:
@@ -64,7 +64,7 @@ class _Matcher:
 
     @classmethod
     def of(cls, rules: Sequence[Rule]) -> "_Matcher":
-        deadline = time.monotonic() + TIME_LIMIT_S
+        deadline = time.thread_time() + TIME_LIMIT_S
         return cls(rules, [_compiled(rule) for rule in rules], {}, deadline)
 
     def first(self, path: str, class_name: str) -> int | None:
@@ -72,7 +72,7 @@ class _Matcher:
         candidates = self.candidates.get(class_name)
         if candidates is None:
             candidates = self.candidates[class_name] = self._of_class(class_name)
-        if time.monotonic() > self.deadline:
+        if time.thread_time() > self.deadline:
             raise AutoplaceError(
                 f"the patterns of the rules take over {TIME_LIMIT_S:g} s to search; "
                 "write them without repeats, as ^model\\.layers\\.(?:0|1)\\."
@@ -145,4 +145,7 @@ def _single_experts(
     shown = [(entry.path.removeprefix(first), entry) for entry in _walk(one, matcher, spec)]
     for number in range(spec.geometry.moe.num_experts):
         for below, entry in shown:
-            yield replace(entry, path=f"{experts.path}.{number}{below}")
+            path = f"{experts.path}.{number}{below}"
+            yield ModuleAssignment(
+                path, entry.device, entry.class_name, entry.operator, entry.kwargs, entry.rule
+            )

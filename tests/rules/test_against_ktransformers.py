@@ -242,7 +242,7 @@ HEADER = Header(
 def test_exported_files_give_every_module_the_placements_device_and_operator(
     oracle: KTransformers, family: str, tmp_path: Path
 ) -> None:
-    @settings(FEW, max_examples=4)
+    @settings(FEW, max_examples=3)
     @given(placements(small(family), "ktransformers-0.3"))
     def compare(placement: Placement) -> None:
         path = tmp_path / "best.rules.yaml"
