@@ -254,7 +254,7 @@ def test_help_lists_every_key_with_its_default_and_every_choice(command: str) ->
     if command == "tune":
         assert "n_trials=30" in text
         assert "hardware.gpu_memory_gib=null" in text
-        assert "python -m autoplace tune hardware=emulated-256-128mib" in text
+        assert "python -m autoplace tune hardware=emulated-128-64mib" in text
 
 
 def test_the_configuration_is_found_from_any_directory(tmp_path: Path) -> None:

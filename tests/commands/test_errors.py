@@ -84,7 +84,7 @@ FILE_MISTAKES = [
     Mistake("a file that is no GGUF", _model, ("m.gguf", "GGUF"), _no_gguf),
     Mistake("a truncated header", _model, ("m.gguf",), _cut_header),
     Mistake("truncated data", _model, ("m.gguf",), _cut_data),
-    Mistake("an unknown architecture", _model, ("lama", "'llama'"), _unknown_architecture),
+    Mistake("an unknown architecture", _model, ("lama", "llama"), _unknown_architecture),
     Mistake("an unknown tensor type", _model, ("blk.0.attn_q.weight", "77"), _unknown_type),
     Mistake(
         "a missing shard",
