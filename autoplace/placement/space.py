@@ -164,7 +164,11 @@ class SearchSpace:
         return (
             *(_int(f"{d.name}.end_layer", num_layers) for d in self.layer_devices[:-1]),
             *(_int(f"{d.name}.num_experts", num_moe) for d in self._expert_gpus),
-            *([_categorical("experts_order", tuple(self._expert_orders))] if num_moe else []),
+            *(
+                [_categorical("experts_order", tuple(self._expert_orders))]
+                if self._expert_gpus
+                else []
+            ),
             *(_categorical(name, tuple(choices)) for name, choices in self._choices.items()),
             _categorical("lm_head", tuple(self._head_choices)),
             _categorical("num_threads", thread_choices(self.machine)),
@@ -227,8 +231,8 @@ class SearchSpace:
     def _expert_devices(
         self, values: Mapping[str, Value], devices: tuple[str, ...]
     ) -> Mapping[int, str]:
-        if not self.spec.moe_layers:
-            return {}
+        if not self._expert_gpus:
+            return dict.fromkeys(self.spec.moe_layers, self.machine.host.name)
         return spread_experts(
             self._expert_orders[str(values["experts_order"])],
             {gpu.name: int(values[f"{gpu.name}.num_experts"]) for gpu in self._expert_gpus},

@@ -1,14 +1,15 @@
 """Which placements are best by prediction: drawn, ranked by time, then held to the budgets."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoplace.placement.placement import Placement
 from autoplace.placement.settings import RunSettings
-from autoplace.placement.space import SearchSpace
+from autoplace.placement.space import SearchSpace, Value
 from autoplace.predict.latency import LatencyModel, Prediction
 
+MAX_CHANGES = 6
 Fits = Callable[[Placement, RunSettings], bool]
 
 
@@ -28,16 +29,18 @@ def best_placements(
     *,
     count: int,
     seed: int,
+    starts: Sequence[Mapping[str, Value]] = (),
     num_draws: int = 512,
-    max_checks: int = 100,
+    max_checks: int = 150,
 ) -> tuple[Predicted, ...]:
     """At most `count` different placements that fit, least seconds a request first.
 
-    Time is cheap and memory exact but dear, so the draws are ranked by time first and checked for
-    memory in that order. After `max_checks` misses and hits there may be fewer, or none.
+    Half of the draws are from the whole space, half are walks of a few changes from `starts`. Time
+    is cheap and memory exact but dear, so the draws are ranked by time first and checked for
+    memory in that order. After `max_checks` checks there may be fewer than `count`, or none.
     """
     rng = random.Random(seed)
-    drawn = {space.decode(space.draw(rng)) for _ in range(num_draws)}
+    drawn = {space.decode(_draw(space, starts, rng)) for _ in range(num_draws)}
     ranked = sorted(
         (Predicted(*candidate, model.predict(*candidate)) for candidate in sorted(drawn, key=repr)),
         key=lambda predicted: predicted.prediction.request_s(space.workload),
@@ -50,3 +53,14 @@ def best_placements(
         if not known and fits(predicted.placement, predicted.settings):
             found.append(predicted)
     return tuple(found)
+
+
+def _draw(
+    space: SearchSpace, starts: Sequence[Mapping[str, Value]], rng: random.Random
+) -> Mapping[str, Value]:
+    if not starts or not space.parameters or rng.random() < 0.5:
+        return space.draw(rng)
+    values = rng.choice(starts)
+    for _ in range(rng.randint(1, MAX_CHANGES)):
+        values = space.mutate(values, rng)
+    return values

@@ -11,14 +11,14 @@ from autoplace.bench.metrics import Basis
 from autoplace.bench.request import MeasureSettings, TrialRequest
 from autoplace.hardware.machine import Machine
 from autoplace.placement.assignment import Assignment
+from autoplace.placement.expand import Expander
 from autoplace.placement.memory import MemoryPlan, plan_memory
 from autoplace.placement.placement import Placement
 from autoplace.placement.settings import RunSettings
 from autoplace.placement.space import SearchSpace
-from autoplace.rules.compile import compile_rules
+from autoplace.rules.export import rule_body
 from autoplace.rules.match import assign
 from autoplace.rules.read import parse_rules
-from autoplace.rules.write import dump_rules
 from autoplace.workload import Workload
 
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
@@ -85,10 +85,11 @@ def candidate_key(placement: Placement, settings: RunSettings) -> str:
 
 
 class Preparer:
-    """Compiles, reads back and plans placements of one problem. A placement is planned once."""
+    """Compiles and plans placements of one problem, each once."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
+        self._expander = Expander(problem.spec)
         self._known: dict[str, Candidate] = {}
 
     def prepare(
@@ -96,21 +97,26 @@ class Preparer:
     ) -> Candidate:
         """The candidate; `rules` is the body of the user's own file, compiled if it is None.
 
-        Memory is planned from the text that will be loaded, not from the placement.
+        The memory of the user's file is planned from its text, since that is what will be loaded.
         """
         key = candidate_key(placement, settings)
         if key not in self._known:
             spec = self._problem.spec
-            body = rules or dump_rules(compile_rules(placement, spec))
-            parsed = parse_rules(body, source="the compiled rules").rules
-            assignment = assign(parsed, spec, engine=self._problem.space.engine)
+            if rules is None:
+                body = rule_body(placement, spec)
+                assignment = self._expander.expand(placement)
+            else:
+                body = rules
+                parsed = parse_rules(rules, source="the rule file").rules
+                assignment = assign(parsed, spec, engine=self._problem.space.engine)
             plan = self._plan(assignment, settings)
             self._known[key] = Candidate(placement, settings, body, plan)
         return self._known[key]
 
     def overrun_bytes(self, placement: Placement, settings: RunSettings) -> Mapping[str, int]:
         """Bytes over the budget per device, negative where there is room."""
-        return self.prepare(placement, settings).plan.overrun_bytes(self._problem.machine)
+        plan = self._plan(self._expander.expand(placement), settings)
+        return plan.overrun_bytes(self._problem.machine)
 
     def fits(self, placement: Placement, settings: RunSettings) -> bool:
         return max(self.overrun_bytes(placement, settings).values()) <= 0

@@ -52,15 +52,22 @@ def first_placements(
         yield FirstPlacement(
             f"{OBVIOUS}your rules", user_rules.placement, user_rules.settings, user_rules.body
         )
-    for baseline in obvious_placements(problem.space, preparer.overrun_bytes):
+    obvious = obvious_placements(problem.space, preparer.overrun_bytes)
+    for baseline in obvious:
         yield FirstPlacement(OBVIOUS + baseline.name, baseline.placement, baseline.settings)
     for study in earlier[:1]:
         yield from _best_of_earlier(study, problem.space)
     model = LatencyModel(
         problem.spec, problem.machine, problem.workload, dtype_bytes=problem.dtype_bytes
     )
+    starts = [problem.space.encode(one.placement, one.settings) for one in obvious]
     for predicted in best_placements(
-        problem.space, model, preparer.fits, count=num_predicted, seed=seed
+        problem.space,
+        model,
+        preparer.fits,
+        count=num_predicted,
+        seed=seed,
+        starts=[values for values in starts if values is not None],
     ):
         yield FirstPlacement(PREDICTED_BEST, predicted.placement, predicted.settings)
 

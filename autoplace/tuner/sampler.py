@@ -1,5 +1,6 @@
 """Optuna's samplers by name, and the search space as Optuna's distributions."""
 
+import importlib.util
 from dataclasses import dataclass
 
 import optuna
@@ -40,6 +41,8 @@ def make_sampler(settings: SamplerSettings, *, num_trials: int) -> optuna.sample
                 population_size=settings.population_size, seed=seed
             )
         case "gp":
+            if importlib.util.find_spec("scipy") is None:
+                raise AutoplaceError("sampler=gp needs scipy, which is not installed")
             return optuna.samplers.GPSampler(n_startup_trials=settings.n_startup_trials, seed=seed)
     raise AutoplaceError(
         f"expected a sampler, got {settings.name!r}{did_you_mean(settings.name, SAMPLERS)}"

@@ -196,9 +196,10 @@ class Search:
 
     def _count(self, told: FrozenTrial) -> None:
         """End a search that gets nowhere."""
-        failed, pruned = told.state is TrialState.FAIL, told.state is TrialState.PRUNED
-        self._failed_in_a_row = self._failed_in_a_row + 1 if failed else 0
-        self._pruned_in_a_row = self._pruned_in_a_row + 1 if pruned else 0
+        if told.state is TrialState.COMPLETE:
+            self._failed_in_a_row = self._pruned_in_a_row = 0
+        self._failed_in_a_row += told.state is TrialState.FAIL
+        self._pruned_in_a_row += told.state is TrialState.PRUNED
         if self._failed_in_a_row >= MAX_FAILED_IN_A_ROW:
             reason = told.user_attrs["reason"]
             self._end = (

@@ -2,9 +2,11 @@
 
 import hashlib
 import json
+import warnings
 from dataclasses import asdict, dataclass
 
 import optuna
+from optuna.exceptions import ExperimentalWarning
 from optuna.study import StudyDirection
 
 from autoplace.architectures.spec import ModelSpec
@@ -99,7 +101,8 @@ def open_study(
         load_if_exists=True,
     )
     if KEY not in study.user_attrs:
-        study.set_metric_names(METRIC_NAMES)
+        with warnings.catch_warnings(category=ExperimentalWarning, action="ignore"):
+            study.set_metric_names(METRIC_NAMES)
         study.set_user_attr(KEY, key.as_attribute())
     return study
 
@@ -117,7 +120,9 @@ def find_study(storage: optuna.storages.BaseStorage, key: StudyKey) -> optuna.St
     return None
 
 
-def _similar(storage: optuna.storages.BaseStorage, key: StudyKey) -> list[optuna.study.StudySummary]:
+def _similar(
+    storage: optuna.storages.BaseStorage, key: StudyKey
+) -> list[optuna.study.StudySummary]:
     free = ("space", "max_kl", "engine_version")
     wanted = {name: value for name, value in key.as_attribute().items() if name not in free}
     summaries = [

@@ -15,7 +15,7 @@ from tests.tuner.problems import Scripted, small_problem
 
 def main(database: Path, n_trials: int, delay_s: float) -> None:
     """Tune the small problem against the cost model, a trial taking `delay_s`."""
-    problem = small_problem(4, 3)
+    problem = small_problem(5, 4)
 
     def slowly(run: int, request: TrialRequest, outcome: Outcome) -> Outcome:
         time.sleep(delay_s)

@@ -48,7 +48,7 @@ def keys(study: optuna.Study) -> list[str]:
 @pytest.fixture
 def problem() -> Problem:
     """Two GPUs on which not all experts fit."""
-    return small_problem(4, 3)
+    return small_problem(5, 4)
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_every_trial_carries_what_the_dashboard_shows(
         attributes = trial.user_attrs
         assert attributes["rules"].startswith("- match:")
         assert set(attributes["predicted_bytes"]) <= {"cpu", "cuda:0", "cuda:1"}
-        assert attributes["budget_bytes"]["cuda:0"] == 4 * 1024**2
+        assert attributes["budget_bytes"]["cuda:0"] == 5 * 1024**2
         assert attributes["placement"]["engine"] == "builtin"
         assert attributes["basis"] == "predicted"
         assert attributes["owner"]["pid"]

@@ -32,7 +32,7 @@ SETTINGS = SearchSettings(n_trials=8, sampler=SamplerSettings(n_startup_trials=2
 
 @pytest.fixture
 def problem() -> Problem:
-    return small_problem(4, 3)
+    return small_problem(5, 4)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_the_pick_takes_the_least_time_of_the_front(problem: Problem, session: S
 
 
 def test_the_front_is_measured_again_when_it_is_measured_at_all(session: Session) -> None:
-    problem = small_problem(4, 3, basis=Basis.EMULATED)
+    problem = small_problem(5, 4, basis=Basis.EMULATED)
     summary = call(problem, session).summary
     assert summary.baseline is not None
     assert {one.n for one in summary.front} == {2}
