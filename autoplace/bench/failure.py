@@ -44,7 +44,7 @@ def _host_failure(error: BaseException, basis: Basis) -> Outcome:
         return out_of_memory("cpu", f"out of memory on cpu: {_one_line(error)}", basis)
     if (
         isinstance(error, torch.AcceleratorError)
-        and error.error_code == CUDA_ERROR_MEMORY_ALLOCATION
+        and getattr(error, "error_code", None) == CUDA_ERROR_MEMORY_ALLOCATION
     ):
         return out_of_memory("cpu", "out of memory on cpu: no pinned memory was left", basis)
     found = _HOST_ALLOCATOR.search(str(error)) if isinstance(error, RuntimeError) else None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autoplace.bench.measure import Measurement
+from autoplace.bench.measure import Measurement, is_contended
 from autoplace.bench.metrics import Status
 from autoplace.bench.request import MeasureSettings
 from autoplace.bench.usage import Usage
@@ -14,8 +14,6 @@ RATE_MARGIN = 1.25
 """A profile's bandwidth is a data sheet's or a probe's: a real rate may pass it by a quarter."""
 CACHED_BYTES = {"cpu": 512 * MIB, "gpu": 128 * MIB}
 """What may come from a device's caches instead of its memory: the largest L3 and L2 sold."""
-MIN_JUDGED_S = 0.2
-"""CPU times are counted in ticks of 10 ms: a shorter measurement cannot be judged by them."""
 MAX_COLD_FAULTS = 64
 """Major faults a repeat that are noise: pages of libraries, not of weights."""
 
@@ -81,10 +79,7 @@ def cold(measurement: Measurement, resident: float, settings: MeasureSettings) -
 
 
 def contended(usage: Usage, settings: MeasureSettings) -> Verdict | None:
-    """Whether others kept our threads off the CPUs. Waiting alone may be our own doing."""
-    if usage.wall_s < MIN_JUDGED_S:
-        return None
-    if usage.wait_share <= settings.max_wait_share or usage.other_share <= settings.max_other_share:
+    if not is_contended(usage, settings):
         return None
     return Verdict(
         Status.CONTENDED,

@@ -20,6 +20,8 @@ from autoplace.bench.usage import Counters, Usage
 from autoplace.workload import Workload
 
 WARM_UP_TOKENS = 4
+MIN_JUDGED_S = 0.2
+"""CPU times are counted in ticks of 10 ms: a shorter measurement cannot be judged by them."""
 
 
 class Model(Protocol):
@@ -63,6 +65,15 @@ class Measurement:
         return max(middle_spread(self.prefill_s), middle_spread(self.decode_s))
 
 
+def is_contended(usage: Usage, settings: MeasureSettings) -> bool:
+    """Whether others kept our threads off the CPUs. Waiting alone may be our own doing."""
+    return (
+        usage.wall_s >= MIN_JUDGED_S
+        and usage.wait_share > settings.max_wait_share
+        and usage.other_share > settings.max_other_share
+    )
+
+
 def spread(values: Sequence[float]) -> Spread:
     return Spread(median(values), min(values), max(values), len(values))
 
@@ -97,7 +108,8 @@ def measure(
 ) -> Measurement:
     """Warm up, then repeat. `deadline_s` is on `time.monotonic`'s clock.
 
-    At least one repeat is timed; no repeat starts that would, by the last one, end too late.
+    At least one repeat is timed; no repeat starts that would, by the last one, end too late, nor
+    any after `min_repeats` while others keep us off the CPUs: more of those would say no more.
     Raise `NotFiniteError` for logits that are not finite or constant.
     """
     _repeat(model, prompt, output[:WARM_UP_TOKENS], synchronise)
@@ -105,7 +117,7 @@ def measure(
     decode_s: list[float] = []
     cut_short = False
     before = Counters.now()
-    while not _settled(prefill_s, decode_s, settings):
+    while not _settled(prefill_s, decode_s, settings, before):
         expected_s = prefill_s[-1] + decode_s[-1] if prefill_s else 0.0
         if prefill_s and time.monotonic() + expected_s > deadline_s:
             cut_short = True
@@ -118,11 +130,16 @@ def measure(
 
 
 def _settled(
-    prefill_s: Sequence[float], decode_s: Sequence[float], settings: MeasureSettings
+    prefill_s: Sequence[float],
+    decode_s: Sequence[float],
+    settings: MeasureSettings,
+    before: Counters,
 ) -> bool:
     if len(prefill_s) < settings.min_repeats:
         return False
     if len(prefill_s) >= settings.max_repeats:
+        return True
+    if is_contended(before.until(Counters.now()), settings):
         return True
     widest = max(middle_spread(prefill_s), middle_spread(decode_s))
     return widest <= settings.max_relative_spread

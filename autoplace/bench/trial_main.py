@@ -65,7 +65,7 @@ def _run_trial(request: TrialRequest) -> Any:
 
 
 def _footprint(request: TrialRequest) -> Any:
-    from autoplace.bench.footprint import measure_footprint
+    from autoplace.bench.footprint_trial import measure_footprint
 
     return measure_footprint(request)
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from autoplace.bench.environment import worker_environment
+from autoplace.bench.footprint import Footprint
 from autoplace.bench.metrics import Basis, Outcome, Status
 from autoplace.bench.out_of_memory_kills import OutOfMemoryKills
 from autoplace.bench.request import TrialRequest
@@ -78,14 +79,19 @@ class TrialProcess:
         retried = {"retried_after": outcome.reason}
         return replace(again, environment={**again.environment, **retried})
 
-    def footprint(self, request: TrialRequest) -> Any:
-        """`bench.footprint.measure_footprint` in a new process, which holds nothing else."""
+    def footprint(self, request: TrialRequest) -> Footprint:
+        """What the placement really takes, in a new process, which holds nothing else.
+
+        Raise `WorkerDiedError` or `WorkerTimedOutError`.
+        """
         self.close()
         try:
             self._start(request)
-            return self._ask("footprint", request, limit_s=REFERENCE_LIMIT_S)
+            footprint = self._ask("footprint", request, limit_s=REFERENCE_LIMIT_S)
         finally:
             self.close()
+        assert isinstance(footprint, Footprint)
+        return footprint
 
     def close(self) -> None:
         """Kill the worker's process group and wait for the worker."""

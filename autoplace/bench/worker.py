@@ -137,9 +137,7 @@ def prepare(request: TrialRequest) -> Outcome | None:
 
 def _measured(loadable: Loadable, start_s: float) -> Outcome:
     request, settings = loadable.request, loadable.request.measure
-    prompt, output = workload_tokens(
-        request.workload, loadable.spec.geometry.vocab_size, settings.seed
-    )
+    prompt, output = workload_tokens(request.workload, loadable.spec.geometry.vocab, settings.seed)
     with loadable.loaded() as model:
         load_s = time.monotonic() - start_s
         weights = loadable.mapped_weights()
@@ -206,7 +204,7 @@ def _reference(request: TrialRequest, gguf: GGUFFile, spec: ModelSpec) -> torch.
 def _quality_tokens(request: TrialRequest, spec: ModelSpec) -> list[int]:
     """As many as were asked for and as the KV cache has room for."""
     num_tokens = min(request.measure.quality_tokens, request.workload.context_tokens)
-    return quality_tokens(spec.geometry.vocab_size, num_tokens, request.measure.seed)
+    return quality_tokens(spec.geometry.vocab, num_tokens, request.measure.seed)
 
 
 def _declared(ledger: Ledger) -> dict[str, DeviceBytes]:
