@@ -1,7 +1,46 @@
 """The compiled CPU kernels, or None: the plain torch twin of everything runs without them."""
 
-from typing import Any
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
+
+from autoplace import native
+from autoplace.native import Kernels
+from autoplace.weights.ggml import GGMLType
+
+log = logging.getLogger(__name__)
+
+DTYPES = {
+    torch.float32: GGMLType.F32,
+    torch.bfloat16: GGMLType.BF16,
+}
+"""Activations and plain weights that the kernels take."""
+
+_enabled = True
 
 
-def kernels() -> Any:
-    return None
+def kernels() -> Kernels | None:
+    """What this machine's compiler built; None where there is no compiler or within a twin."""
+    return _load() if _enabled else None
+
+
+@cache
+def _load() -> Kernels | None:
+    loaded = native.load()
+    if loaded is None:
+        log.warning("no C++ compiler: the CPU operators run by plain torch, many times slower")
+    return loaded
+
+
+@contextmanager
+def slow_twin() -> Iterator[None]:
+    """Run everything by plain torch, whatever is compiled: the oracle of the kernels' tests."""
+    global _enabled
+    before, _enabled = _enabled, False
+    try:
+        yield
+    finally:
+        _enabled = before

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autoplace.models.allocation import Allocator
-from autoplace.models.backend import kernels
+from autoplace.models.backend import DTYPES, kernels
 from autoplace.models.place import HOST, Place, move
 from autoplace.placement.workspace import load_chunk_rows, load_transient_bytes
 from autoplace.weights.dequantize import dequantize
@@ -65,10 +65,23 @@ class TensorSource:
 
     def fill(self, target: Tensor, place: Place, allocator: Allocator) -> None:
         """Dequantise into a tensor of the same shape, or a view, on a place, in its dtype."""
+        if place.runs_on_host and target.is_contiguous() and kernels() is not None:
+            self._fill_directly(target, allocator)
+            return
         matrices = target if target.ndim == 3 else target.view(1, -1, self.width)
         for matrix, start, chunk in self.chunks(allocator):
             part = move(chunk.to(target.dtype), place)
             matrices[matrix, start : start + len(chunk)] = part
+
+    def _fill_directly(self, target: Tensor, allocator: Allocator) -> None:
+        """By the kernel, without a buffer; declared as if there were one."""
+        native = kernels()
+        assert native is not None
+        n_bytes = load_transient_bytes(self.info.shape)
+        with allocator.transient(HOST, n_bytes, what=f"dequantising {self.info.name}"):
+            source, ggml_type = self.gguf.data(self.info.name), self.info.ggml_type
+            n, dtype = self.info.n_elements, DTYPES[target.dtype]
+            native.dequantize(source.ctypes.data, ggml_type, n, target.data_ptr(), dtype)
 
     @property
     def _row_bytes(self) -> int:

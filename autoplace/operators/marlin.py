@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from autoplace.models.backend import kernels
+
 GROUP = 64
 TILE_ROWS = 16
 _PAD_IN, _PAD_OUT = 128, 64
@@ -58,10 +60,21 @@ class MarlinFormat:
 
 
 def pack_rows(rows: Tensor, first_row: int, block: Tensor, form: MarlinFormat) -> None:
-    """Quantise float32 rows [n, in] of a matrix into its block; first_row a multiple of 16.
+    """Quantise float32 rows [n, in] of a matrix into its block, by the kernel where there is one."""
+    native = kernels()
+    if native is None:
+        pack_rows_twin(rows, first_row, block, form)
+        return
+    shape = (len(rows), form.out_features, form.in_features)
+    rows = rows.contiguous()
+    native.marlin_pack(rows.data_ptr(), first_row, *shape, form.num_bits, block.data_ptr())
+
+
+def pack_rows_twin(rows: Tensor, first_row: int, block: Tensor, form: MarlinFormat) -> None:
+    """The same by plain torch; first_row is a multiple of 16.
 
     `n` is a multiple of 16 unless these are the last rows; padding is left as it is. `rows` is
-    used up. The slow twin of the kernel `ap_marlin_pack`.
+    used up.
     """
     assert first_row % TILE_ROWS == 0, first_row
     n = len(rows)

