@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +69,22 @@ class KTransformers:
 
 
 def prepare() -> Path:
-    """Fetch what the oracle needs into the cache. Raises `OracleUnavailableError`."""
-    if not (CACHE / "complete").exists():
-        shutil.rmtree(CACHE, ignore_errors=True)
-        CACHE.mkdir(parents=True)
-        _pip("install", "--no-deps", "--target", str(CACHE / "site"), *SITE)
-        _fetch_sdist()
-        (CACHE / "complete").touch()
+    """Fetch what the oracle needs into the cache, whole or not at all.
+
+    Raises `OracleUnavailableError`.
+    """
+    if not CACHE.exists():
+        CACHE.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE.parent) as folder:
+            whole = Path(folder) / "whole"
+            _pip("install", "--no-deps", "--target", str(whole / "site"), *SITE)
+            _fetch_sdist(whole / "sdist")
+            with suppress(OSError):  # another process was first
+                whole.rename(CACHE)
     return CACHE
 
 
-def _fetch_sdist() -> None:
+def _fetch_sdist(target: Path) -> None:
     """`pip download` unpacks the sdist, then fails on its metadata, which want a CUDA tool chain.
 
     `--no-clean` keeps what it unpacked; nothing of it is built.
@@ -94,13 +99,15 @@ def _fetch_sdist() -> None:
         found = sorted(Path(folder).glob("pip-*/ktransformers_*/ktransformers/optimize"))
         if not found:
             raise OracleUnavailableError(f"{SDIST} could not be fetched from PyPI")
-        shutil.copytree(found[0].parent, CACHE / "sdist" / "ktransformers")
+        shutil.copytree(found[0].parent, target / "ktransformers")
 
 
 def _pip(*arguments: str, folder: str | None = None, may_fail: bool = False) -> None:
     environment = {**os.environ, **({"TMPDIR": folder} if folder else {})}
-    command = [sys.executable, "-m", "pip", "--quiet", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pip", "--quiet", "--retries", "1", "--timeout", "20"]
+    done = subprocess.run(
+        [*command, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0 and not may_fail:
         lines = done.stderr.strip().splitlines() or ["no reason given"]
         raise OracleUnavailableError(f"pip {arguments[0]} failed: {lines[-1]}")
