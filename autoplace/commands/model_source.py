@@ -3,7 +3,6 @@
 What only writing needs is imported by it: `plan` and `inspect` are to answer at once.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from autoplace.architectures.spec import ModelSpec
 from autoplace.commands.output import progress_console
 from autoplace.config import ModelConfig
 from autoplace.errors import AutoplaceError
+from autoplace.native import cache_dir
 from autoplace.units import GIB, format_bytes
 from autoplace.weights.ggml import TensorInfo
 from autoplace.weights.gguf_file import GGUFFile
@@ -109,14 +109,6 @@ def preset_quant(model: ModelConfig) -> str:
 
 def preset_tensors(model: ModelConfig) -> tuple[TensorInfo, ...]:
     return file_tensors(preset_geometry(model), quant=preset_quant(model))
-
-
-def cache_dir() -> Path:
-    """`AUTOPLACE_CACHE`, or autoplace's folder in the user's cache."""
-    given = os.environ.get("AUTOPLACE_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autoplace"
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autoplace.errors import AutoplaceError
+from autoplace.hardware.bandwidth import host_bandwidth
 from autoplace.hardware.host import HostFacts, detect_host
 from autoplace.hardware.links import pcie_links
 from autoplace.hardware.machine import Device, Machine
@@ -14,8 +15,8 @@ from autoplace.units import GIB, format_bytes
 
 logger = logging.getLogger(__name__)
 
-ASSUMED_HOST = "desktop"
-"""Whose memory bandwidth an unprobed host is taken to have."""
+LEAST_HOST = "desktop"
+"""Whose memory bandwidth a host is taken to have at least, however busy it was when measured."""
 CONTEXT_BYTES = int(0.6 * GIB)
 """The runtime's context on every real GPU: 0.4 to 0.7 GB."""
 HOST_RESERVE_BYTES = 2 * GIB
@@ -59,13 +60,17 @@ def describe(
 
 
 def host_device(host: HostFacts, *, reserve_bytes: int) -> Device:
-    """The host; its bandwidth is an assumption (a desktop's), its flops follow from its cores."""
+    """The host; its bandwidth is measured, but at least a desktop's; its flops follow its cores.
+
+    Too low a bandwidth is the worse mistake: measured rates beyond it are called impossible.
+    """
+    desktop = host_part(LEAST_HOST).bandwidth_bytes_per_s
     return Device(
         name="cpu",
         model=host.model,
         memory_bytes=host.memory_bytes,
         reserve_bytes=min(reserve_bytes, host.memory_bytes),
-        bandwidth_bytes_per_s=host_part(ASSUMED_HOST).bandwidth_bytes_per_s,
+        bandwidth_bytes_per_s=max(desktop, host_bandwidth(host.model, host.num_cores)),
         flops=host.num_cores * FLOPS_PER_CORE,
     )
 
