@@ -1,0 +1,79 @@
+// What one instruction-set path must offer, and the views that kernels work on.
+#ifndef AUTOPLACE_PATH_HPP_
+#define AUTOPLACE_PATH_HPP_
+
+#include <cstdint>
+
+#include "autoplace/formats.hpp"
+#include "autoplace/marlin_format.hpp"
+
+namespace autoplace {
+
+constexpr int64_t kSuperBlock = 256;  // K is padded to this in quantised activations
+constexpr int kGroup = 32;            // activations share one scale per this many
+constexpr int kMaxGemvTokens = 4;
+
+// A weight matrix [n, k] in memory, rows contiguous (GGUF, floats) or in tiles of 16 rows (Marlin).
+struct Matrix {
+  int format;
+  const uint8_t* data;
+  int64_t n;
+  int64_t k;
+  int64_t row_bytes;  // 0 for Marlin
+
+  const uint8_t* row(int64_t index) const { return data + index * row_bytes; }
+};
+
+// One token's activations: x, and x quantised to int8 in groups of 32 (x ≈ d·q).
+struct Activation {
+  const float* x;      // [k]
+  const int8_t* q;     // [K'] zero-padded, K' = k up to 256
+  const float* d;      // [K'/32]
+  const float* sum32;  // [K'/32] d · sum of q over the group
+  const float* sum16;  // [K'/16] the same over half groups
+};
+
+struct Path {
+  const char* name;
+  bool quantizes;  // false: kernels read only Activation::x
+
+  // Quantises `k` elements of x and zeros up to `padded`, a multiple of 32.
+  void (*quantize)(const float* x, int64_t k, int64_t padded, int8_t* q, float* d, float* sum32, float* sum16);
+
+  // gate[i] = silu(gate[i]) · up[i]
+  void (*swiglu)(float* gate, const float* up, int64_t count);
+
+  // out[t * stride + r] = row (first + r) · x[t], for up to kMaxGemvTokens tokens. Marlin: `first` is
+  // a multiple of 16; rows are computed by tiles but only `num_rows` are written.
+  void (*gemv)(const Matrix& w, int64_t first, int64_t num_rows, const Activation* x, int64_t t,
+               float* out, int64_t stride);
+
+  // out[t * 16 + r] for at most 16 rows from `first` (a multiple of 16) and any number of tokens.
+  // `scratch` holds kScratchBytes.
+  void (*gemm)(const Matrix& w, int64_t first, int64_t num_rows, const Activation* const* x, int64_t t,
+               float* out, void* scratch);
+
+  // `num_elements` is a whole number of blocks.
+  void (*dequantize)(int format, const uint8_t* src, int64_t num_elements, float* dst);
+
+  void (*to_float)(const uint16_t* bf16, int64_t count, float* dst);
+  void (*to_bf16)(const float* src, int64_t count, uint16_t* dst);
+  uint64_t (*read)(const uint8_t* data, int64_t num_bytes);
+};
+
+constexpr int64_t kScratchBytes = int64_t{1} << 18;
+
+const Path* scalar_path();
+#if defined(__x86_64__)
+const Path* avx2_path();
+const Path* avx512_path();
+#endif
+
+// The path in use: the best one the CPU has, unless one was forced.
+const Path& current_path();
+bool set_path(const char* name);
+bool path_supported(const char* name);
+
+}  // namespace autoplace
+
+#endif  // AUTOPLACE_PATH_HPP_

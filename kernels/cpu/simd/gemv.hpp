@@ -1,0 +1,102 @@
+// Few tokens times rows of GGUF blocks: integer dot products, straight from the blocks.
+#ifndef AUTOPLACE_SIMD_GEMV_HPP_
+#define AUTOPLACE_SIMD_GEMV_HPP_
+
+#include "../path.hpp"
+#include "decode.hpp"
+
+namespace autoplace {
+namespace {
+
+// What has to be subtracted because codes are stored with an offset, in units of the scale.
+template <class D>
+constexpr int code_offset() {
+  return D::kSigned && AUTOPLACE_VNNI ? 128 : D::kOffset;
+}
+
+template <class D>
+AUTOPLACE_INLINE __m256i dot_codes(__m256i codes, __m256i x) {
+  if constexpr (!D::kSigned) return dot_unsigned(codes, x);
+#if AUTOPLACE_VNNI
+  return dot_unsigned(_mm256_xor_si256(codes, _mm256_set1_epi8(-128)), x);
+#else
+  return dot_signed(codes, x);
+#endif
+}
+
+// The scale of each lane of a dot product of weights [32·i, 32·i + 32).
+template <class D, int I>
+AUTOPLACE_INLINE __m256 lane_scales(const __m256* scale) {
+  if constexpr (D::kScaleGroup == 32) return _mm256_permutevar8x32_ps(scale[0], _mm256_set1_epi32(I));
+  constexpr int kFirst = 2 * (I % 4), kSecond = kFirst + 1;
+  const __m256i lanes = _mm256_setr_epi32(kFirst, kFirst, kFirst, kFirst, kSecond, kSecond, kSecond, kSecond);
+  return _mm256_permutevar8x32_ps(scale[I / 4], lanes);
+}
+
+// Scales of weights times scales of activations; and the part that mins and offsets take away.
+template <class D>
+AUTOPLACE_INLINE __m256 apply_scales(const __m256* s, const __m256* m, const Activation& x, int64_t group,
+                                     __m256* scale, __m256 less) {
+  const __m256 d = _mm256_loadu_ps(x.d + group);
+  constexpr int kParts = D::kScaleGroup == 32 ? 1 : 2;
+  if constexpr (kParts == 1) {
+    scale[0] = _mm256_mul_ps(s[0], d);
+  } else {
+    scale[0] = _mm256_mul_ps(s[0], _mm256_permutevar8x32_ps(d, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)));
+    scale[1] = _mm256_mul_ps(s[1], _mm256_permutevar8x32_ps(d, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7)));
+  }
+  if constexpr (D::kHasMin || code_offset<D>() != 0) {
+    const float* sums = kParts == 1 ? x.sum32 + group : x.sum16 + 2 * group;
+    for (int i = 0; i < kParts; ++i) less = _mm256_fmadd_ps(m[i], _mm256_loadu_ps(sums + 8 * i), less);
+  }
+  return less;
+}
+
+// Mins as gemv subtracts them: of the format, or of the offset of its codes.
+template <class D>
+AUTOPLACE_INLINE void scales_and_mins(const uint8_t* b, __m256* s, __m256* m) {
+  D::scales(b, s, m);
+  if constexpr (code_offset<D>() != 0) {
+    const __m256 offset = _mm256_set1_ps(static_cast<float>(code_offset<D>()));
+    for (int i = 0; i < (D::kScaleGroup == 32 ? 1 : 2); ++i) m[i] = _mm256_mul_ps(s[i], offset);
+  }
+}
+
+template <class D, int T>
+inline void gemv_row(const uint8_t* row, int64_t k, const Activation* x, float* out, int64_t stride) {
+  RowReader<D> reader{row, k, {}};
+  __m256 acc[T], less[T];
+  for (int t = 0; t < T; ++t) acc[t] = less[t] = _mm256_setzero_ps();
+  const int64_t num_blocks = (k + kSuperBlock - 1) / kSuperBlock;
+  for (int64_t block = 0; block < num_blocks; ++block) {
+    const uint8_t* b = reader.superblock(block);
+    _mm_prefetch(reinterpret_cast<const char*>(b) + 2048, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(b) + 2112, _MM_HINT_T0);
+    __m256 s[2], m[2], scale[T][2];
+    scales_and_mins<D>(b, s, m);
+    for (int t = 0; t < T; ++t) less[t] = apply_scales<D>(s, m, x[t], block * 8, scale[t], less[t]);
+    D::codes(b, [&](auto i, __m256i codes) AUTOPLACE_LAMBDA_INLINE {
+      for (int t = 0; t < T; ++t) {
+        const __m256i dot = dot_codes<D>(codes, load256(x[t].q + block * kSuperBlock + 32 * i.value));
+        acc[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), lane_scales<D, i.value>(scale[t]), acc[t]);
+      }
+    });
+  }
+  for (int t = 0; t < T; ++t) out[t * stride] = sum_lanes(_mm256_sub_ps(acc[t], less[t]));
+}
+
+template <class D>
+inline void gemv_blocks(const Matrix& w, int64_t first, int64_t num_rows, const Activation* x, int64_t t,
+                        float* out, int64_t stride) {
+  for (int64_t r = 0; r < num_rows; ++r) {
+    const uint8_t* row = w.row(first + r);
+    int64_t done = 0;
+    for (; done + 2 <= t; done += 2) gemv_row<D, 2>(row, w.k, x + done, out + done * stride + r, stride);
+    if (done < t) gemv_row<D, 1>(row, w.k, x + done, out + done * stride + r, stride);
+  }
+}
+
+}  // namespace
+}  // namespace autoplace
+
+#endif  // AUTOPLACE_SIMD_GEMV_HPP_

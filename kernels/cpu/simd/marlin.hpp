@@ -1,0 +1,75 @@
+// Products straight from the packed Marlin format: it already lies in tiles of 16 rows.
+#ifndef AUTOPLACE_SIMD_MARLIN_HPP_
+#define AUTOPLACE_SIMD_MARLIN_HPP_
+
+#include "gemm.hpp"
+
+namespace autoplace {
+namespace {
+
+template <int Bits>
+struct MarlinSource {
+  static constexpr bool kSigned = Bits == 8;
+  static constexpr int kOffset = Bits == 4 ? 8 : (AUTOPLACE_VNNI ? 128 : 0);
+  static constexpr bool kMins = kOffset != 0;
+  static constexpr int kScaleGroup = 32, kMaxCode = Bits == 4 ? 15 : 127;
+  const uint8_t* codes;   // of one tile
+  const uint8_t* scales;  // [K'/64][16] bf16 of one tile
+  int64_t half;
+
+  template <int Step>
+  AUTOPLACE_INLINE Ints line(int64_t group, Index<Step>) const {
+    if constexpr (Bits == 4) {
+      const Ints packed = load_ints(codes + (group * 4 + Step / 2) * 64 + half * 4);
+      return Step % 2 == 0 ? low4(packed) : high4(packed);
+    } else {
+      const Ints plain = load_ints(codes + (group * 8 + Step) * 64 + half * 4);
+#if AUTOPLACE_VNNI
+      return flip_sign_bit(plain);
+#else
+      return plain;
+#endif
+    }
+  }
+  AUTOPLACE_INLINE Floats scale(int64_t group) const {
+    return load_bfloats(scales + (group / 2 * kTileRows + half) * 2);
+  }
+  AUTOPLACE_INLINE Floats min(int64_t group) const { return mul(scale(group), all(static_cast<float>(kOffset))); }
+};
+
+// One tile of 16 rows from `first`, a multiple of 16, for all tokens.
+template <int Bits>
+inline void marlin_tile(const Matrix& w, int64_t first, const Activation* const* x, int64_t t, float* out) {
+  const MarlinShape shape = marlin_shape(w.format, w.n, w.k);
+  const int64_t tile = first / kTileRows;
+  const uint8_t* codes = w.data + tile * shape.tile_bytes();
+  const uint8_t* scales = w.data + shape.code_bytes() + tile * shape.groups() * kTileRows * 2;
+  const int64_t num_groups = (w.k + kGroup - 1) / kGroup;
+  std::memset(out, 0, static_cast<size_t>(t * kTileRows) * 4);
+  in_token_batches(t, [&](auto batch, int64_t i) {
+    for (int64_t half = 0; half < kTileRows; half += kVectorRows) {
+      const MarlinSource<Bits> source{codes, scales, half};
+      multiply_tile<batch.value>(source, 0, num_groups, x + i, out + i * kTileRows + half);
+    }
+  });
+}
+
+template <int Bits>
+inline void marlin_gemv(const Matrix& w, int64_t first, int64_t num_rows, const Activation* x, int64_t t, float* out,
+                        int64_t stride) {
+  const Activation* tokens[kMaxGemvTokens];
+  for (int64_t i = 0; i < t; ++i) tokens[i] = x + i;
+  alignas(64) float sums[kMaxGemvTokens * kTileRows];
+  for (int64_t done = 0; done < num_rows; done += kTileRows) {
+    marlin_tile<Bits>(w, first + done, tokens, t, sums);
+    const int64_t count = num_rows - done < kTileRows ? num_rows - done : kTileRows;
+    for (int64_t i = 0; i < t; ++i) {
+      std::memcpy(out + i * stride + done, sums + i * kTileRows, static_cast<size_t>(count) * 4);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace autoplace
+
+#endif  // AUTOPLACE_SIMD_MARLIN_HPP_
