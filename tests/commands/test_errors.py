@@ -5,6 +5,7 @@ import resource
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,13 @@ RULES = """\
     name: "^model\\\\.layers\\\\..*\\\\.mlp\\\\.experts$"
   replace:
     class: ktransformers.operators.experts.KTransformersExpert
+"""
+FINE_RULES = """\
+- match:
+    name: "^lm_head$"
+  replace:
+    class: default
+    kwargs: {generate_device: cpu, prefill_device: cpu}
 """
 
 
@@ -151,9 +159,9 @@ def commands_for(mistakes: list[Mistake], *commands: str) -> list[object]:
 @pytest.mark.parametrize(
     ("command", "mistake"),
     [
-        *commands_for(FILE_MISTAKES, "inspect", "tune"),
-        *commands_for(WORD_MISTAKES, "plan", "tune"),
-        *commands_for(RUN_MISTAKES, "plan", "tune"),
+        *commands_for(FILE_MISTAKES, "inspect", "bench", "tune"),
+        *commands_for(WORD_MISTAKES, "plan", "bench", "tune"),
+        *commands_for(RUN_MISTAKES, "plan", "bench", "tune"),
         *commands_for(TUNE_MISTAKES, "tune"),
     ],
 )
@@ -170,7 +178,11 @@ def test_a_mistake_gives_one_line_and_loses_nothing(
     mistake.prepare(tmp_path, models)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     capfd.readouterr()
-    code = main([command, *mistake.words(tmp_path)])
+    words = mistake.words(tmp_path)
+    if command == "bench" and not any(word.startswith("rules=") for word in words):
+        (tmp_path / "fine.yaml").write_text(FINE_RULES)
+        words.append(f"rules={tmp_path / 'fine.yaml'}")
+    code = main([command, *words])
     check(Done(code, *capfd.readouterr()), mistake.says)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {path: after.get(path) for path in before} == before
@@ -187,25 +199,31 @@ def test_hardware_that_is_not_here_is_refused_with_a_hint(command: str, tmp_path
 PREDICTED = ("tune", "model=tiny", "hardware=2x4090", "measure=predicted", "n_trials=2")
 
 
-def test_a_locked_database_is_named_and_left_as_it_is(tmp_path: Path) -> None:
-    database = tmp_path / "studies" / "studies.db"
-    assert autoplace(*PREDICTED, cwd=tmp_path).code == 0
-    with sqlite3.connect(database) as connection:
+def test_a_locked_database_is_named_and_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(PREDICTED) == 0
+    with closing(sqlite3.connect(tmp_path / "studies" / "studies.db")) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         trials = connection.execute("SELECT COUNT(*) FROM trials").fetchone()
-        done = autoplace(*PREDICTED, "storage.busy_timeout_s=0.5", cwd=tmp_path)
+        capfd.readouterr()
+        code = main([*PREDICTED, "storage.busy_timeout_s=0.5"])
+        check(Done(code, *capfd.readouterr()), ("studies.db", "locked"))
         assert connection.execute("SELECT COUNT(*) FROM trials").fetchone() == trials
-    check(done, ("studies.db", "locked"))
-    assert autoplace(*PREDICTED, "n_trials=3", cwd=tmp_path).code == 0
+    assert main([*PREDICTED, "n_trials=3"]) == 0
 
 
-def test_a_full_studies_folder_is_named_and_the_study_goes_on_later(tmp_path: Path) -> None:
+def test_a_full_studies_folder_is_named_and_the_study_goes_on_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, 64 * 1024))
 
     full = autoplace(*PREDICTED, cwd=tmp_path, before=small_files)
     check(full, ("studies",))
-    assert autoplace(*PREDICTED, cwd=tmp_path).code == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(PREDICTED) == 0
 
 
 def test_a_full_disk_while_a_model_is_written_leaves_nothing(tmp_path: Path) -> None:
