@@ -2,6 +2,7 @@
 
 import errno
 import re
+import traceback
 
 import torch
 
@@ -51,7 +52,8 @@ def _host_failure(error: BaseException, basis: Basis) -> Outcome:
     if found:
         reason = f"out of memory on cpu: {found[1]} B could not be allocated"
         return out_of_memory("cpu", reason, basis)
-    return Outcome(Status.CRASHED, basis, f"{type(error).__name__}: {_one_line(error)}")
+    reason = f"{type(error).__name__}: {_one_line(error)}{_where(error)}"
+    return Outcome(Status.CRASHED, basis, reason)
 
 
 def out_of_memory(
@@ -64,6 +66,12 @@ def out_of_memory(
         out_of_memory_device=device,
         out_of_memory_bytes=over_bytes,
     )
+
+
+def _where(error: BaseException) -> str:
+    """Function and line of the innermost frame; no path, since outcomes are stored and shared."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" (in {frames[-1].name}, line {frames[-1].lineno})" if frames else ""
 
 
 def _one_line(error: BaseException) -> str:
