@@ -1,7 +1,7 @@
-"""Builds the CPU kernels of kernels/cpu once, loads them, and gives them a typed face of raw pointers.
+"""Builds the CPU kernels of kernels/cpu once and gives them a typed face of raw pointers.
 
-y[T, N] = x[T, K] · W[N, K]ᵀ.  T tokens, K in features, N out features, E experts, A experts a token,
-H model width, I intermediate width. Pointers are integers (`tensor.data_ptr()`,
+y[T, N] = x[T, K] · W[N, K]ᵀ.  T tokens, K in features, N out features, E experts, A experts a
+token, H model width, I intermediate width. Pointers are integers (`tensor.data_ptr()`,
 `array.ctypes.data`) to memory that is contiguous, rows first, and stays alive during the call; the
 GIL is released meanwhile. The library knows nothing of torch.
 """
@@ -173,7 +173,7 @@ class Weights:
 
 
 def marlin_format(num_bits: int) -> int:
-    """The library's code of the packed format. Raises `AutoplaceError` for other than 4 and 8 bits."""
+    """The library's code of the packed format. Raises `AutoplaceError` but for 4 and 8 bits."""
     if num_bits not in _MARLIN_FORMATS:
         raise AutoplaceError(f"expected 4 or 8 bits but got {num_bits=}")
     return _MARLIN_FORMATS[num_bits]
@@ -327,8 +327,8 @@ class Kernels:
     ) -> None:
         """Quantises float32 rows [first_row, first_row + num_rows) of [N, K] into their place.
 
-        `packed_ptr` is the whole matrix's, `marlin_bytes` long. Chunks begin at a multiple of 16 and,
-        but for the last, hold one. Padding is written with the last chunk.
+        `packed_ptr` is the whole matrix's, `marlin_bytes` long. Chunks begin at a multiple of 16
+        and, but for the last, hold one. Padding is written with the last chunk.
         """
         code = self._lib.ap_marlin_pack(
             *(rows_ptr, first_row, num_rows, out_features, in_features),
@@ -369,9 +369,11 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "ap_marlin_pack": (_INT, [_POINTER, _LONG, _LONG, _LONG, _LONG, _INT, _POINTER]),
     "ap_experts": (
         _INT,
-        [_POINTER, _INT, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG]
-        + [_POINTER, _INT] * 3
-        + [_POINTER, _INT, _POINTER],
+        [
+            *(_POINTER, _INT, _LONG, _LONG, _POINTER, _POINTER, _LONG, _LONG, _LONG),
+            *(_POINTER, _INT) * 3,
+            *(_POINTER, _INT, _POINTER),
+        ],
     ),
     "ap_read": (ctypes.c_uint64, [_POINTER, _LONG]),
 }

@@ -1,45 +1,31 @@
 #include "marlin_pack.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
-#include "scalar_decode.hpp"
+#include "path.hpp"
 #include "thread_pool.hpp"
 
 namespace autoplace {
 namespace {
 
-// Codes of 64 weights against a scale that bf16 can hold; returns the scale's bits. Weights beyond
-// `count` are zero.
-template <int Bits>
-uint16_t quantize_group(const float* w, int64_t count, int8_t* codes) {
-  constexpr float kLow = -(1 << (Bits - 1)), kHigh = (1 << (Bits - 1)) - 1;
-  float values[kMarlinGroup] = {};
-  std::memcpy(values, w, static_cast<size_t>(count) * 4);
-  float most = 0.0f;
-  for (float value : values) most = std::fmax(most, std::fabs(value));
-  const uint16_t bits = float_to_bfloat(2.0f * most / ((1 << Bits) - 1));
-  const float scale = bfloat_to_float(bits);
-  const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-  for (int i = 0; i < kMarlinGroup; ++i) {
-    const float code = std::nearbyint(values[i] * inverse);
-    codes[i] = static_cast<int8_t>(std::fmin(std::fmax(code, kLow), kHigh));
-  }
-  return bits;
+uint32_t four_codes(const int8_t* codes) {
+  uint32_t word;
+  std::memcpy(&word, codes, 4);
+  return word;
 }
 
 template <int Bits>
 void store_codes(const int8_t* codes, int64_t begin, int64_t lane, uint8_t* tile) {
   for (int64_t i = 0; i < kMarlinGroup; i += 8) {
-    for (int64_t j = 0; j < 4; ++j) {
-      const int low = codes[i + j], high = codes[i + 4 + j];
-      if constexpr (Bits == 4) {
-        tile[(begin + i) / 8 * 64 + lane * 4 + j] = static_cast<uint8_t>((low + 8) | ((high + 8) << 4));
-      } else {
-        tile[(begin + i) / 4 * 64 + lane * 4 + j] = static_cast<uint8_t>(low);
-        tile[((begin + i) / 4 + 1) * 64 + lane * 4 + j] = static_cast<uint8_t>(high);
-      }
+    const uint32_t first = four_codes(codes + i), second = four_codes(codes + i + 4);
+    if constexpr (Bits == 4) {
+      constexpr uint32_t kFlip = 0x08080808, kLow = 0x0f0f0f0f;  // code + 8 in four bits flips bit 3
+      const uint32_t word = ((first ^ kFlip) & kLow) | (((second ^ kFlip) & kLow) << 4);
+      std::memcpy(tile + (begin + i) / 8 * 64 + lane * 4, &word, 4);
+    } else {
+      std::memcpy(tile + (begin + i) / 4 * 64 + lane * 4, &first, 4);
+      std::memcpy(tile + ((begin + i) / 4 + 1) * 64 + lane * 4, &second, 4);
     }
   }
 }
@@ -55,7 +41,8 @@ void pack_tile(const float* rows, int64_t num_rows, int64_t k, const MarlinShape
     for (int64_t begin = 0; begin < shape.k_padded; begin += kMarlinGroup) {
       int8_t group[kMarlinGroup];
       const int64_t count = std::clamp<int64_t>(known - begin, 0, kMarlinGroup);
-      const uint16_t scale = quantize_group<Bits>(count > 0 ? rows + lane * k + begin : rows, count, group);
+      const float* source = count > 0 ? rows + lane * k + begin : rows;
+      const uint16_t scale = current_path().marlin_group(source, count, Bits, group);
       store_codes<Bits>(group, begin, lane, codes);
       std::memcpy(scales + (begin / kMarlinGroup * kTileRows + lane) * 2, &scale, 2);
     }

@@ -56,6 +56,10 @@ struct Path {
   // `num_elements` is a whole number of blocks.
   void (*dequantize)(int format, const uint8_t* src, int64_t num_elements, float* dst);
 
+  // Symmetric codes of 64 weights, the last 64 - `count` zero, and the bf16 bits of their scale
+  // (marlin_format.hpp). Codes are signed, of 4 or 8 bits.
+  uint16_t (*marlin_group)(const float* w, int64_t count, int bits, int8_t* codes);
+
   void (*to_float)(const uint16_t* bf16, int64_t count, float* dst);
   void (*to_bf16)(const float* src, int64_t count, uint16_t* dst);
   uint64_t (*read)(const uint8_t* data, int64_t num_bytes);

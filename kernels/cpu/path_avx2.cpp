@@ -5,7 +5,8 @@
 
 namespace autoplace {
 namespace {
-constexpr Path kPath = {"avx2", true, quantize, swiglu, gemv, gemm, dequantize, to_float, to_bf16, read_all};
+constexpr Path kPath = {"avx2",     true,         quantize, swiglu,  gemv, gemm,
+                        dequantize, marlin_group, to_float, to_bf16, read_all};
 }  // namespace
 
 const Path* avx2_path() { return &kPath; }

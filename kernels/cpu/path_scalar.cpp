@@ -44,6 +44,22 @@ void marlin_row(const Matrix& w, int64_t row, int64_t begin, int64_t count, floa
   }
 }
 
+uint16_t marlin_group(const float* w, int64_t count, int bits, int8_t* codes) {
+  const float low = static_cast<float>(-(1 << (bits - 1))), high = -low - 1.0f;
+  float values[kMarlinGroup] = {};
+  std::memcpy(values, w, static_cast<size_t>(count) * 4);
+  float most = 0.0f;
+  for (float value : values) most = std::fmax(most, std::fabs(value));
+  const uint16_t scale_bits = float_to_bfloat(2.0f * most / static_cast<float>((1 << bits) - 1));
+  const float scale = bfloat_to_float(scale_bits);
+  const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+  for (int i = 0; i < kMarlinGroup; ++i) {
+    const float code = std::nearbyint(values[i] * inverse);
+    codes[i] = static_cast<int8_t>(std::fmin(std::fmax(code, low), high));
+  }
+  return scale_bits;
+}
+
 constexpr int64_t kPiece = 1024;
 
 void decode_piece(const Matrix& w, int64_t row, int64_t begin, int64_t count, float* dst) {
@@ -105,7 +121,8 @@ uint64_t read(const uint8_t* data, int64_t num_bytes) {
   return sum;
 }
 
-constexpr Path kPath = {"scalar", false, quantize, swiglu, gemv, gemm, dequantize_blocks, to_float, to_bf16, read};
+constexpr Path kPath = {"scalar",          false,        quantize, swiglu,  gemv, gemm,
+                        dequantize_blocks, marlin_group, to_float, to_bf16, read};
 
 }  // namespace
 

@@ -150,9 +150,12 @@ template <>
 struct Decoder<kMXFP4> : Blocks32<17> {
   static constexpr bool kSigned = true;
   static AUTOPLACE_INLINE void scales(const uint8_t* b, __m256* s, __m256*) {
-    alignas(32) float values[8];
-    for (int i = 0; i < 8; ++i) values[i] = e8m0_half(b[i * kBytes]);
-    s[0] = _mm256_load_ps(values);
+    const auto at = [b](int i) { return static_cast<int>(b[i * kBytes]); };
+    const __m256i e = _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+    const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
+    const __m256i denormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+    const __m256i is_normal = _mm256_cmpgt_epi32(e, _mm256_set1_epi32(1));
+    s[0] = _mm256_castsi256_ps(_mm256_blendv_epi8(denormal, normal, is_normal));
   }
   template <class Emit>
   static AUTOPLACE_INLINE void codes(const uint8_t* b, Emit&& emit) {

@@ -64,9 +64,13 @@ AUTOPLACE_INLINE void scales_and_mins(const uint8_t* b, __m256* s, __m256* m) {
 
 template <class D, int T>
 inline void gemv_row(const uint8_t* row, int64_t k, const Activation* x, float* out, int64_t stride) {
+  constexpr int kSums = 4 / T;  // independent sums hide the latency of their additions
   RowReader<D> reader{row, k, {}};
-  __m256 acc[T], less[T];
-  for (int t = 0; t < T; ++t) acc[t] = less[t] = _mm256_setzero_ps();
+  __m256 acc[T][kSums], less[T];
+  for (int t = 0; t < T; ++t) {
+    less[t] = _mm256_setzero_ps();
+    for (int j = 0; j < kSums; ++j) acc[t][j] = _mm256_setzero_ps();
+  }
   const int64_t num_blocks = (k + kSuperBlock - 1) / kSuperBlock;
   for (int64_t block = 0; block < num_blocks; ++block) {
     const uint8_t* b = reader.superblock(block);
@@ -78,11 +82,15 @@ inline void gemv_row(const uint8_t* row, int64_t k, const Activation* x, float* 
     D::codes(b, [&](auto i, __m256i codes) AUTOPLACE_LAMBDA_INLINE {
       for (int t = 0; t < T; ++t) {
         const __m256i dot = dot_codes<D>(codes, load256(x[t].q + block * kSuperBlock + 32 * i.value));
-        acc[t] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), lane_scales<D, i.value>(scale[t]), acc[t]);
+        __m256& sum = acc[t][i.value % kSums];
+        sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), lane_scales<D, i.value>(scale[t]), sum);
       }
     });
   }
-  for (int t = 0; t < T; ++t) out[t * stride] = sum_lanes(_mm256_sub_ps(acc[t], less[t]));
+  for (int t = 0; t < T; ++t) {
+    for (int j = 1; j < kSums; ++j) acc[t][0] = _mm256_add_ps(acc[t][0], acc[t][j]);
+    out[t * stride] = sum_lanes(_mm256_sub_ps(acc[t][0], less[t]));
+  }
 }
 
 template <class D>

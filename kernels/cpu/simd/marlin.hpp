@@ -2,10 +2,33 @@
 #ifndef AUTOPLACE_SIMD_MARLIN_HPP_
 #define AUTOPLACE_SIMD_MARLIN_HPP_
 
+#include "activations.hpp"
 #include "gemm.hpp"
 
 namespace autoplace {
 namespace {
+
+inline uint16_t marlin_group(const float* w, int64_t count, int bits, int8_t* codes) {
+  alignas(32) float padded[kMarlinGroup] = {};
+  if (count < kMarlinGroup) {
+    std::memcpy(padded, w, static_cast<size_t>(count) * 4);
+    w = padded;
+  }
+  const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  __m256 most = _mm256_setzero_ps();
+  for (int i = 0; i < 8; ++i) most = _mm256_max_ps(most, _mm256_and_ps(_mm256_loadu_ps(w + 8 * i), magnitude));
+  const uint16_t scale_bits = float_to_bfloat(2.0f * max_lanes(most) / static_cast<float>((1 << bits) - 1));
+  const float scale = bfloat_to_float(scale_bits);
+  const __m256 inverse = _mm256_set1_ps(scale > 0.0f ? 1.0f / scale : 0.0f);
+  const int low = -(1 << (bits - 1));
+  for (int i = 0; i < 8; ++i) {
+    __m256i code = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(w + 8 * i), inverse));
+    code = _mm256_min_epi32(_mm256_max_epi32(code, _mm256_set1_epi32(low)), _mm256_set1_epi32(-low - 1));
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(code), _mm256_extracti128_si256(code, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(codes + 8 * i), _mm_packs_epi16(words, words));
+  }
+  return scale_bits;
+}
 
 template <int Bits>
 struct MarlinSource {
