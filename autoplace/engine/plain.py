@@ -6,11 +6,12 @@ from torch import Tensor, nn
 from autoplace.architectures.geometry import Geometry, Mla
 from autoplace.architectures.spec import Module, Role
 from autoplace.errors import AutoplaceError
-from autoplace.models.basic import Container, Embedding, Linear, RMSNorm, RouterGate
+from autoplace.models.basic import Container, Embedding, KvB, Linear, RMSNorm, RouterGate
 from autoplace.models.gqa import GqaAttention
 from autoplace.models.layer import DecoderLayer
 from autoplace.models.mla import MlaAttention
 from autoplace.models.moe import Mlp, MoeBlock
+from autoplace.models.place import move
 from autoplace.models.source import TensorSource
 from autoplace.operators.base import (
     OperatorContext,
@@ -38,7 +39,7 @@ def make_plain(
         case Role.ROUTER if module.class_name != LINEAR_CLASS:
             return _router(context, sources)
         case Role.KV_B:
-            return Linear(_kv_b_weight(geometry, context, sources), None, context.place)
+            return _kv_b(geometry, context, sources)
         case Role.EXPERTS:
             raise AutoplaceError(
                 f"{module.path}: routed experts need a rule that replaces them by "
@@ -75,17 +76,37 @@ def _container(module: Module, geometry: Geometry) -> nn.Module:
     return Container()
 
 
-def _kv_b_weight(geometry: Geometry, context: OperatorContext, sources: Sources) -> Tensor:
-    """[H · (nope + v), lora], of one tensor or of `attn_k_b` [H, lora, nope] and `attn_v_b`."""
-    if len(sources) == 1:
-        return filled(context, sources[0], context.dtype)
+def _kv_b(geometry: Geometry, context: OperatorContext, sources: Sources) -> KvB:
+    """kv_b of one tensor [H · (nope + v), lora], or of attn_k_b [H, lora, nope] and attn_v_b."""
     mla = geometry.attention
     assert isinstance(mla, Mla)
-    shape = (geometry.num_heads * (mla.qk_nope_dim + mla.v_dim), mla.kv_lora_rank)
-    allocator = context.allocator
-    weight = allocator.empty(shape, context.dtype, context.place, kind="weights", what=context.path)
-    halves = weight.view(geometry.num_heads, -1, mla.kv_lora_rank)
-    keys, values = sources
-    keys.fill(halves[:, : mla.qk_nope_dim].transpose(1, 2), context.place, allocator)
-    values.fill(halves[:, mla.qk_nope_dim :], context.place, allocator)
-    return weight
+    keys, values = (
+        context.allocator.empty(
+            (geometry.num_heads, width, mla.kv_lora_rank),
+            context.dtype,
+            context.place,
+            kind="weights",
+            what=context.path,
+        )
+        for width in (mla.qk_nope_dim, mla.v_dim)
+    )
+    if len(sources) == 1:
+        _deal_rows(sources[0], keys, values, context)
+    else:
+        sources[0].fill(keys.transpose(1, 2), context.place, context.allocator)
+        sources[1].fill(values, context.place, context.allocator)
+    return KvB(keys, values)
+
+
+def _deal_rows(
+    source: TensorSource, keys: Tensor, values: Tensor, context: OperatorContext
+) -> None:
+    """Each head's rows are first its keys', then its values'."""
+    num_keys, num_values = keys.shape[1], values.shape[1]
+    for _, start, chunk in source.chunks(context.allocator):
+        rows = torch.arange(start, start + len(chunk))
+        head, row = rows // (num_keys + num_values), rows % (num_keys + num_values)
+        is_key = row < num_keys
+        part = move(chunk.to(context.dtype), context.place)
+        keys[head[is_key], row[is_key]] = part[is_key]
+        values[head[~is_key], row[~is_key] - num_keys] = part[~is_key]

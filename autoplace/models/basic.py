@@ -41,6 +41,23 @@ class Linear(nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
 
+class KvB(nn.Module):
+    """MLA's kv_b_proj, its key and value halves apart, so that each is contiguous in memory.
+
+    A slice of the whole weight would be copied by every product at decode: 10 times slower.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        super().__init__()
+        self.keys = keys
+        """[H, nope, lora]"""
+        self.values = values
+        """[H, v, lora]"""
+
+    def forward(self) -> None:
+        raise NotImplementedError("attention reads the weights; kv_b is never called")
+
+
 class RouterGate(nn.Module):
     """Scores of all experts, [T, D] → [T, E] float32, and the bias that only choosing uses."""
 

@@ -35,7 +35,10 @@ class FloatRows(CacheRows):
         self._values[start : start + rows.shape[0]] = rows
 
     def read(self, end: int, dtype: torch.dtype) -> Tensor:
-        return self._values[:end].to(dtype)
+        values = self._values[:end]
+        if values.dtype is torch.float16 and dtype is torch.bfloat16:
+            values = values.float()  # torch converts half to bfloat16 6 times slower than by float
+        return values.to(dtype)
 
 
 class Q8Rows(CacheRows):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from autoplace.architectures.geometry import Geometry, Mla
 from autoplace.models.attention import attend_many, attend_one
-from autoplace.models.basic import Linear
+from autoplace.models.basic import KvB
 from autoplace.models.gqa import Step
 from autoplace.models.kv_cache import CacheRows
 from autoplace.models.rotary import mla_softmax_scale, rotate
@@ -26,7 +26,7 @@ class MlaAttention(nn.Module):
     q_b_proj: nn.Module
     kv_a_proj_with_mqa: nn.Module
     kv_a_layernorm: nn.Module
-    kv_b_proj: Linear
+    kv_b_proj: KvB
     o_proj: nn.Module
 
     def __init__(self, geometry: Geometry) -> None:
@@ -67,18 +67,13 @@ class MlaAttention(nn.Module):
         turned = rotate(rope[:, None], step.turns, interleaved=self.interleaved)[:, 0]
         return torch.cat((self.kv_a_layernorm(latent), turned), -1)
 
-    def _kv_b(self) -> tuple[Tensor, Tensor]:
-        """Views of kv_b's weight: keys [H, nope, lora] and values [H, v, lora]."""
-        halves = self.kv_b_proj.weight.view(self.num_heads, -1, self.mla.kv_lora_rank)
-        return halves[:, : self.mla.qk_nope_dim], halves[:, self.mla.qk_nope_dim :]
-
     def _absorbed(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, step: Step) -> Tensor:
-        to_keys, to_values = self._kv_b()
+        to_keys, to_values = self.kv_b_proj.keys, self.kv_b_proj.values
         absorbed = torch.bmm(q_nope[0, :, None], to_keys)[:, 0]  # [H, lora]
         query = torch.cat((absorbed, q_rope[0]), -1)
-        values = latent[:, : self.mla.kv_lora_rank]
-        heads = attend_one(query[None], latent[None], values[None], self.scale)[0]  # [H, lora]
-        return torch.bmm(heads[:, None], to_values.transpose(1, 2)).reshape(1, -1)
+        rows = attend_one(query[None], latent[None], latent[None], self.scale)[0]
+        heads = rows[:, None, : self.mla.kv_lora_rank]  # [H, 1, lora]
+        return torch.bmm(heads, to_values.transpose(1, 2)).view(1, -1)
 
     def _expanded(self, q_nope: Tensor, q_rope: Tensor, latent: Tensor, step: Step) -> Tensor:
         query = torch.cat((q_nope, q_rope), -1).transpose(0, 1)  # [H, T, nope + rope]
@@ -92,7 +87,7 @@ class MlaAttention(nn.Module):
     def _expand_and_attend(self, query: Tensor, latent: Tensor, step: Step, heads: slice) -> Tensor:
         """Attention of some heads whose keys and values are expanded for the while: [h, T, v]."""
         compressed, rope = torch.split(latent, [self.mla.kv_lora_rank, self.mla.qk_rope_dim], -1)
-        to_keys, to_values = self._kv_b()
+        to_keys, to_values = self.kv_b_proj.keys, self.kv_b_proj.values
         nope = torch.matmul(compressed, to_keys[heads].transpose(1, 2))  # [h, L, nope]
         keys = torch.cat((nope, rope.expand(len(nope), -1, -1)), -1)
         values = torch.matmul(compressed, to_values[heads].transpose(1, 2))  # [h, L, v]

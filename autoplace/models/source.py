@@ -1,5 +1,6 @@
 """Weights as they come out of a GGUF: mapped blocks, or float32 rows a chunk at a time."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -98,5 +99,7 @@ def dequantize_into(data: NDArray[np.uint8], ggml_type: GGMLType, out: NDArray[n
 
 
 def _as_tensor(data: NDArray[np.uint8]) -> Tensor:
-    """A tensor over read-only memory; torch has no such notion and would warn."""
-    return torch.frombuffer(data.data, dtype=torch.uint8)
+    """A tensor over read-only memory. Torch has no such notion and warns; nothing writes to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")
+        return torch.frombuffer(data.data, dtype=torch.uint8)

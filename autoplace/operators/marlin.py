@@ -60,7 +60,7 @@ class MarlinFormat:
 
 
 def pack_rows(rows: Tensor, first_row: int, block: Tensor, form: MarlinFormat) -> None:
-    """Quantise float32 rows [n, in] of a matrix into its block, by the kernel where there is one."""
+    """Quantise float32 rows [n, in] of a matrix into its block, by the kernel if there is one."""
     native = kernels()
     if native is None:
         pack_rows_twin(rows, first_row, block, form)

@@ -17,7 +17,8 @@ def transformers_model(gguf: GGUFFile, spec: ModelSpec) -> Any:
     """Hugging Face's own class for the family, in float32, with the file's weights."""
     config = _config(spec.geometry)
     config._attn_implementation = "eager"
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    auto: Any = transformers.AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.float32).eval()
     missing, unexpected = model.load_state_dict(_state_dict(gguf, spec), strict=False)
     assert not unexpected, unexpected
     assert not [name for name in missing if "inv_freq" not in name], missing
