@@ -13,6 +13,7 @@ from torch import Tensor
 
 from autoplace import __version__
 from autoplace.bench.metrics import Quality
+from autoplace.native import cache_dir
 from autoplace.weights.gguf_file import GGUFFile
 
 ROWS_AT_ONCE = 16
@@ -41,17 +42,14 @@ def compare(logits: Tensor, reference: Tensor) -> Quality:
 def reference_path(gguf: GGUFFile, *, fingerprint: str, num_tokens: int, seed: int) -> Path:
     """Where the reference logits of a model file are cached.
 
-    Keyed by what the files are on this disk: name, size and time of change. The folder is
-    `AUTOPLACE_CACHE`, or autoplace's in the user's cache.
+    Keyed by what the files are on this disk: name, size and time of change.
     """
     files = [
         (str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in gguf.paths
     ]
     key = json.dumps([__version__, fingerprint, num_tokens, seed, files])
     name = hashlib.sha256(key.encode()).hexdigest()[:24]
-    given = os.environ.get("AUTOPLACE_CACHE")
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return (Path(given) if given else user_cache / "autoplace") / "reference" / f"{name}.npy"
+    return cache_dir() / "reference" / f"{name}.npy"
 
 
 def cached_logits(path: Path, compute: Callable[[], Tensor]) -> Tensor:

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.bench.trial_requests import TinyModel
+from tests.bench.trial_requests import TinyModel, own_cache
 
 
 @pytest.fixture(scope="session")
@@ -10,11 +10,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return TinyModel.written_to(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Neither the user's cache nor the machine's lock is touched."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOPLACE_CACHE", str(folder))
-        patch.setenv("AUTOPLACE_LOCK", str(folder / "lock"))
+    with own_cache(tmp_path_factory.mktemp("cache")):
         yield

@@ -2,6 +2,7 @@
 
 import os
 from math import log
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,10 +40,8 @@ def test_the_tokens_are_fixed_by_the_seed_and_within_the_vocabulary() -> None:
     assert set(tokens) <= set(range(50))
 
 
-def test_the_reference_is_computed_once(tmp_path: object) -> None:
-    from pathlib import Path
-
-    path = Path(str(tmp_path)) / "new" / "reference.npy"
+def test_the_reference_is_computed_once(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "reference.npy"
     logits = torch.tensor([[1.0, 2.0]])
     assert torch.equal(cached_logits(path, lambda: logits), logits)
 
@@ -52,12 +51,10 @@ def test_the_reference_is_computed_once(tmp_path: object) -> None:
     assert torch.equal(cached_logits(path, never), logits)
 
 
-def test_a_cache_that_cannot_be_written_costs_no_trial(tmp_path: object) -> None:
-    from pathlib import Path
-
-    (Path(str(tmp_path)) / "taken").touch()
+def test_a_cache_that_cannot_be_written_costs_no_trial(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
     logits = torch.tensor([[1.0, 2.0]])
-    path = Path(str(tmp_path)) / "taken" / "reference.npy"
+    path = tmp_path / "taken" / "reference.npy"
     assert torch.equal(cached_logits(path, lambda: logits), logits)
 
 

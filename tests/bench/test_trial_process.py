@@ -1,6 +1,7 @@
 """Workers that die, hang, are disturbed or orphaned: told apart, and nothing is left behind."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -8,14 +9,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
 
 from autoplace.bench.metrics import Outcome, Status
+from autoplace.bench.out_of_memory_kills import memory_cgroup
 from autoplace.bench.request import TrialRequest
 from autoplace.bench.trial_process import TrialProcess, describe_exit
-from tests.bench.trial_requests import TinyModel
+from autoplace.units import GIB, MIB
+from autoplace.workload import Workload
+from tests.bench.trial_requests import TinyModel, emulated_machine
 
 ORPHANING = """
 import os, pickle, signal, sys, threading, time
@@ -114,7 +119,7 @@ def test_a_trial_whose_worker_died_once_is_tried_again(
     trials: TrialProcess, tiny: TinyModel
 ) -> None:
     trials.close()
-    request = replace(tiny.request(), workload=replace(tiny.request().workload))
+    request = tiny.request()
     slow = replace(request, measure=replace(request.measure, min_repeats=20, max_repeats=20))
     outcome = interrupt(trials, slow, signal.SIGKILL, times=1)
     assert outcome.status is Status.OK, outcome.reason
@@ -139,11 +144,50 @@ def test_a_measurement_among_busy_processes_is_contended(
     assert float(outcome.environment["wait_share"]) > 0.35
 
 
-def test_a_worker_dies_with_its_parent(tiny: TinyModel, tmp_path: object) -> None:
-    import pickle
-    from pathlib import Path
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A memory cgroup of 8 MiB. Needs the right to make one, as in most containers' root has."""
+    parent = memory_cgroup(os.getpid())
+    folder = Path("/nowhere") if parent is None else parent / f"autoplace-test-{os.getpid()}"
+    limit = folder / "memory.limit_in_bytes"
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("no memory cgroup can be made here")
+    try:
+        if not limit.exists():
+            limit = folder / "memory.max"
+        limit.write_text(str(8 * MIB))
+        yield folder
+    except OSError:
+        pytest.skip("no memory cgroup can be limited here")
+    finally:
+        for pid in (folder / "cgroup.procs").read_text().split():
+            (folder.parent / "cgroup.procs").write_text(pid)
+        folder.rmdir()
 
-    file = Path(str(tmp_path), "request")
+
+def test_a_worker_that_the_kernel_killed_for_memory_ran_out_of_host_memory(
+    trials: TrialProcess, tiny: TinyModel, small_cgroup: Path
+) -> None:
+    request = tiny.request()
+    assert trials.run(request).status is Status.OK
+    (small_cgroup / "cgroup.procs").write_text(str(trials.pid))
+    # Attention scores of 2000 x 2000 positions and 4 heads: 64 MB.
+    big = replace(
+        request,
+        workload=Workload("big", prompt_tokens=2000, output_tokens=4, context_tokens=2004),
+        settings=replace(request.settings, prefill_chunk=2000),
+        machine=emulated_machine(gpu_bytes=4 * GIB),
+    )
+    outcome = trials.run(big)
+    assert outcome.status is Status.OUT_OF_MEMORY, outcome
+    assert outcome.out_of_memory_device == "cpu"
+    assert "the kernel killed the worker" in outcome.reason
+
+
+def test_a_worker_dies_with_its_parent(tiny: TinyModel, tmp_path: Path) -> None:
+    file = tmp_path / "request"
     file.write_bytes(pickle.dumps(tiny.endless_request()))
     parent = subprocess.Popen(
         [sys.executable, "-c", ORPHANING, str(file)], stdout=subprocess.PIPE, text=True

@@ -1,11 +1,15 @@
 """Requests for real trials of the `tiny` model, on devices that are budgets in host memory."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
 import yaml
 
 import autoplace
+from autoplace import native
 from autoplace.architectures import (
     file_metadata,
     file_tensors,
@@ -41,6 +45,18 @@ MEASURE = MeasureSettings(
     max_other_share=1.0,
 )
 """The machine that runs the tests may be busy: only the test of that gate has it closed."""
+
+
+@contextmanager
+def own_cache(folder: Path) -> Iterator[None]:
+    """A cache and a lock of the tests' own; only the kernels, a minute's work, are the user's."""
+    native.load()
+    for built in native.cache_dir().glob("kernels-*.so"):
+        (folder / built.name).symlink_to(built)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOPLACE_CACHE", str(folder))
+        patch.setenv("AUTOPLACE_LOCK", str(folder / "lock"))
+        yield
 
 
 def emulated_machine(gpu_bytes: int = 64 * MIB, num_gpus: int = 2) -> Machine:
@@ -105,9 +121,9 @@ class TinyModel:
         )
 
     def with_nan_scales(self, path: Path) -> "TinyModel":
-        """A copy whose first attention tensor has NaN for its blocks' scales (f16 0x7e00)."""
+        """A copy whose first routed experts have NaN for their blocks' scales (f16 0x7e00)."""
         gguf = GGUFFile.open(self.path)
-        name = next(name for name in gguf.tensors if name.startswith("blk.0.attn_output"))
+        name = next(name for name in gguf.tensors if name.startswith("blk.1.ffn_down_exps"))
         content = bytearray(self.path.read_bytes())
         start = gguf.location(name)[1]
         for block in range(start, start + gguf.tensors[name].n_bytes, 34):
