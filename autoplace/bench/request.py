@@ -22,7 +22,7 @@ class MeasureSettings:
     seed: int = 0
     unstable_spread: float = 0.5
     """A middle half wider than this after the last repeat is no number: `unstable`."""
-    max_wait_share: float = 0.35
+    max_wait_share: float = 0.5
     """`contended`: our threads waited for a CPU this share of the time they could have run, …"""
     max_other_share: float = 0.25
     """… and other processes took this share of the host's CPU time. Both must be exceeded."""

@@ -89,14 +89,14 @@ def test_pages_read_from_the_disk_while_measuring_are_cold() -> None:
 @pytest.mark.parametrize(
     ("wait_s", "other_s", "wall_s", "expected"),
     [
-        # Half of the time without a CPU, while others had half of both cores.
-        (10, 10, 10, Status.CONTENDED),
+        # More than half of the time without a CPU, while others had half of both cores.
+        (11, 10, 10, Status.CONTENDED),
         # Our own threads kept each other waiting.
-        (10, 0, 10, None),
+        (11, 0, 10, None),
         # Others worked, but not where we did.
         (0, 10, 10, None),
         # Too short for counters in ticks of 10 ms.
-        (10, 10, 0.1, None),
+        (11, 10, 0.1, None),
     ],
 )
 def test_waiting_because_of_others_is_contended(
