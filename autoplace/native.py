@@ -67,7 +67,7 @@ def library_key(compiler_version: str) -> str:
     digest = hashlib.sha256()
     for path in _sources((".cpp", ".hpp", ".h", ".inc")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    told = (FLAGS, sorted(PATH_FLAGS.items()), platform.machine(), compiler_version)
+    told = (FLAGS, _extra_flags(), sorted(PATH_FLAGS.items()), platform.machine(), compiler_version)
     digest.update(repr(told).encode())
     return digest.hexdigest()[:20]
 
@@ -114,6 +114,11 @@ def _sources(suffixes: Sequence[str]) -> list[Path]:
     return sorted(path for path in found if path.suffix in suffixes)
 
 
+def _extra_flags() -> tuple[str, ...]:
+    """`AUTOPLACE_CXXFLAGS`: for sanitizers and debugging; part of the library's key."""
+    return tuple(os.environ.get("AUTOPLACE_CXXFLAGS", "").split())
+
+
 @functools.cache
 def _version(command: str) -> str:
     told = subprocess.run([command, "--version"], capture_output=True, text=True, check=False)
@@ -128,13 +133,14 @@ def _compile(command: str, target: Path) -> None:
         with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
             list(pool.map(functools.partial(_compile_one, command), sources, objects))
         library = Path(folder) / target.name
-        _run([command, "-shared", "-pthread", *map(str, objects), "-o", str(library)])
+        flags = ("-shared", "-pthread", *_extra_flags())
+        _run([command, *flags, *map(str, objects), "-o", str(library)])
         library.replace(target)
 
 
 def _compile_one(command: str, source: Path, target: Path) -> None:
     x86 = platform.machine() in ("x86_64", "AMD64")
-    flags = (*FLAGS, *(PATH_FLAGS.get(source.name, ()) if x86 else ()))
+    flags = (*FLAGS, *_extra_flags(), *(PATH_FLAGS.get(source.name, ()) if x86 else ()))
     include = str(KERNELS_DIR / "include")
     _run([command, *flags, "-I", include, "-c", str(source), "-o", str(target)])
 
