@@ -57,9 +57,9 @@ def refuse_strays(spec: ModelSpec, assignment: Assignment, route: Route) -> None
     for module in spec.modules:
         if module.role in _FREE or (not module.tensors and module.role is not Role.ATTENTION):
             continue
+        device, expected = assigned_device(assignment, module), route.of(module)
         if assignment.modules[module.path].operator is not None:
             continue
-        device, expected = assigned_device(assignment, module), route.of(module)
         if device != expected:
             raise AutoplaceError(
                 f"{module.path} is on {device} but its input is on {expected}: "

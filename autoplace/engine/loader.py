@@ -16,6 +16,7 @@ from autoplace.errors import AutoplaceError, did_you_mean
 from autoplace.hardware.ledger import Ledger
 from autoplace.hardware.machine import Machine
 from autoplace.models.allocation import Allocator
+from autoplace.models.out_of_memory import translated
 from autoplace.models.place import HOST, Place, places_of
 from autoplace.models.source import TensorSource
 from autoplace.operators.base import OperatorContext
@@ -139,7 +140,7 @@ def load_model(
         loader = ModuleLoader(
             gguf, spec, assignment, machine=machine, allocator=allocator, dtype=DTYPES[dtype]
         )
-        with torch.inference_mode():
+        with torch.inference_mode(), translated("loading"):
             root = build_tree(spec.modules, loader.make)
             _attach_caches(root, loader, allocator, settings, workload)
         _declare_workspace(spec, assignment, loader, allocator, settings, workload)

@@ -11,6 +11,7 @@ from autoplace.errors import AutoplaceError
 from autoplace.models.allocation import Allocator
 from autoplace.models.attention import causal_mask
 from autoplace.models.gqa import Step
+from autoplace.models.out_of_memory import translated
 from autoplace.models.place import HOST, Place, move, put
 from autoplace.models.rotary import inverse_frequencies, rotations, yarn_attention_factor
 from autoplace.placement.workspace import LOGIT_ROWS
@@ -62,7 +63,7 @@ class HybridModel:
     def prefill(self, tokens: list[int]) -> Tensor:
         """Logits [V] float32 of the prompt's last position, on the host."""
         last: Tensor | None = None
-        with torch.inference_mode():
+        with torch.inference_mode(), translated("a prefill"):
             for chunk in self._chunks(tokens):
                 last = self._hidden(chunk)[-1:]
             if last is None:
@@ -71,12 +72,12 @@ class HybridModel:
 
     def decode(self, token: int) -> Tensor:
         """Logits [V] float32 after one more token, on the host."""
-        with torch.inference_mode():
+        with torch.inference_mode(), translated("a decode step"):
             return self._logits(self._hidden([token]))[0]
 
     def logits(self, tokens: list[int]) -> Tensor:
         """Logits [T, V] float32 of every position of a prompt, on the host."""
-        with torch.inference_mode():
+        with torch.inference_mode(), translated("a prefill"):
             rows = [
                 self._logits(part)
                 for chunk in self._chunks(tokens)

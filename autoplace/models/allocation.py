@@ -7,8 +7,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from autoplace.errors import DeviceOutOfMemoryError
 from autoplace.hardware.ledger import Ledger
+from autoplace.models.out_of_memory import translated
 from autoplace.models.place import Place, put
 
 
@@ -25,7 +25,7 @@ class Allocator:
         """An uninitialised tensor. Raise `DeviceOutOfMemoryError` where the budget is too small."""
         n_bytes = prod(shape) * dtype.itemsize
         self.declare(place, n_bytes, kind=kind, what=what)
-        with self.translated(place, n_bytes, what=what):
+        with translated(what):
             tensor = torch.empty(tuple(shape), dtype=dtype, device=place.torch_device)
         assert tensor.nbytes == n_bytes, (tensor.nbytes, n_bytes)
         return put(tensor, place)
@@ -40,21 +40,6 @@ class Allocator:
         """Bytes that are needed only while a tensor loads."""
         with self._ledger.transient(place.name, n_bytes, what=what):
             yield
-
-    @contextmanager
-    def translated(self, place: Place, n_bytes: int, *, what: str) -> Iterator[None]:
-        """Turn a real device's out-of-memory error into ours, with the device and the bytes."""
-        try:
-            yield
-        except torch.cuda.OutOfMemoryError as error:
-            free, total = torch.cuda.mem_get_info(place.torch_device)
-            raise DeviceOutOfMemoryError(
-                place.name,
-                requested_bytes=n_bytes,
-                allocated_bytes=total - free,
-                budget_bytes=total,
-                what=what,
-            ) from error
 
     def close(self) -> None:
         """Give back everything that was declared through this allocator."""

@@ -157,3 +157,12 @@ def test_logits_are_on_the_host_in_float32(tiny_folder: Path) -> None:
     assert logits.shape == (spec.geometry.vocab,)
     assert logits.dtype == torch.float32
     assert logits.device.type == "cpu"
+
+
+def test_a_module_below_a_match_that_is_not_recursive_has_no_device(tiny_folder: Path) -> None:
+    gguf, spec = write_tiny(tiny_folder, "tiny", "q8_0")
+    assignment = placed(spec)
+    missing = "model.layers.1.self_attn.o_proj"
+    modules = {path: m for path, m in assignment.modules.items() if path != missing}
+    with pytest.raises(AutoplaceError, match=f"{missing} has no device"):
+        load_tiny(gguf, spec, replace(assignment, modules=modules))
