@@ -96,7 +96,7 @@ inline void float_gemm(const Matrix& w, int64_t first, int64_t num_rows, const A
   for (int64_t begin = 0; begin < w.k; begin += kPieceK) {
     const int64_t count = w.k - begin < kPieceK ? w.k - begin : kPieceK;
     fill_float_tile<Format>(w, first, num_rows, begin, count, tile);
-    in_token_batches(t, [&](auto batch, int64_t i) {
+    in_token_batches<kFloatTileTokens>(t, [&](auto batch, int64_t i) {
       for (int64_t half = 0; half < kTileRows; half += kVectorRows) {
         multiply_floats<batch.value>(tile, half, begin, count, x + i, out + i * kTileRows + half);
       }

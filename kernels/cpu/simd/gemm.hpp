@@ -68,16 +68,16 @@ inline void multiply_tile(const Source& source, int64_t begin, int64_t num_group
   for (int t = 0; t < T; ++t) store_floats(out + t * kTileRows, total[t]);
 }
 
-// Runs multiply(Index<T>{}, first token) over all tokens in the largest batches that registers hold.
-template <class Multiply>
+// Runs multiply(Index<T>{}, first token) over all tokens, most of them `kMost` at a time.
+template <int kMost, class Multiply>
 AUTOPLACE_INLINE void in_token_batches(int64_t t, Multiply&& multiply) {
   int64_t done = 0;
-  for (; done + kMaxTileTokens <= t; done += kMaxTileTokens) multiply(Index<kMaxTileTokens>{}, done);
-  if constexpr (kMaxTileTokens > 4) {
-    if (t - done >= 4) multiply(Index<4>{}, done), done += 4;
+  for (; done + kMost <= t; done += kMost) multiply(Index<kMost>{}, done);
+  if constexpr (kMost > 4) {
+    for (; done + 4 <= t; done += 4) multiply(Index<4>{}, done);
   }
-  if (t - done >= 2) multiply(Index<2>{}, done), done += 2;
-  if (t - done >= 1) multiply(Index<1>{}, done);
+  for (; done + 2 <= t; done += 2) multiply(Index<2>{}, done);
+  if (done < t) multiply(Index<1>{}, done);
 }
 
 template <class D>
@@ -91,7 +91,7 @@ inline void gemm_blocks(const Matrix& w, int64_t first, int64_t num_rows, const 
     const int64_t end = begin + kBlocks < num_blocks ? begin + kBlocks : num_blocks;
     fill_tile<D>(w, first, num_rows, begin, end, tile);
     const int64_t num_groups = (end - begin) * (kSuperBlock / D::kScaleGroup);
-    in_token_batches(t, [&](auto batch, int64_t i) {
+    in_token_batches<kTileTokens>(t, [&](auto batch, int64_t i) {
       for (int64_t half = 0; half < kTileRows; half += kVectorRows) {
         const SourceOf<D> source{tile, half};
         multiply_tile<batch.value>(source, begin * kSuperBlock, num_groups, x + i, out + i * kTileRows + half);

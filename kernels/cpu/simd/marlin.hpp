@@ -69,7 +69,7 @@ inline void marlin_tile(const Matrix& w, int64_t first, const Activation* const*
   const uint8_t* scales = w.data + shape.code_bytes() + tile * shape.groups() * kTileRows * 2;
   const int64_t num_groups = (w.k + kGroup - 1) / kGroup;
   std::memset(out, 0, static_cast<size_t>(t * kTileRows) * 4);
-  in_token_batches(t, [&](auto batch, int64_t i) {
+  in_token_batches<kTileTokens>(t, [&](auto batch, int64_t i) {
     for (int64_t half = 0; half < kTileRows; half += kVectorRows) {
       const MarlinSource<Bits> source{codes, scales, half};
       multiply_tile<batch.value>(source, 0, num_groups, x + i, out + i * kTileRows + half);

@@ -10,7 +10,8 @@ namespace {
 #if AUTOPLACE_VNNI
 
 constexpr int kVectorRows = 16;
-constexpr int kMaxTileTokens = 8;
+constexpr int kTileTokens = 12;       // sums of ints and of floats in 24 of 32 registers
+constexpr int kFloatTileTokens = 8;
 using Ints = __m512i;
 using Floats = __m512;
 
@@ -40,7 +41,8 @@ AUTOPLACE_INLINE Ints four_bytes(const int8_t* p) {
 #else
 
 constexpr int kVectorRows = 8;
-constexpr int kMaxTileTokens = 4;
+constexpr int kTileTokens = 4;
+constexpr int kFloatTileTokens = 4;
 using Ints = __m256i;
 using Floats = __m256;
 
