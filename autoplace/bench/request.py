@@ -20,7 +20,7 @@ class MeasureSettings:
     quality: bool = True
     quality_tokens: int = 64
     seed: int = 0
-    unstable_spread: float = 0.5
+    unstable_spread: float = 1.0
     """A middle half wider than this after the last repeat is no number: `unstable`."""
     max_wait_share: float = 0.5
     """`contended`: our threads waited for a CPU this share of the time they could have run, …"""

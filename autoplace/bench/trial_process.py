@@ -21,7 +21,9 @@ from autoplace.bench.environment import worker_environment
 from autoplace.bench.footprint import Footprint
 from autoplace.bench.metrics import Basis, Outcome, Status
 from autoplace.bench.out_of_memory_kills import OutOfMemoryKills
+from autoplace.bench.quarantine import free_bytes, quarantine_reason
 from autoplace.bench.request import TrialRequest
+from autoplace.errors import AutoplaceError
 
 START_LIMIT_S = 300.0
 """For the worker's imports and, on first use, the build of the kernels: not the trial's time."""
@@ -62,6 +64,8 @@ class TrialProcess:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._environment: Mapping[str, str] = {}
+        self._free_bytes: Mapping[str, int] = {}
+        """Of the real GPUs, before the worker started."""
 
     @property
     def pid(self) -> int | None:
@@ -69,8 +73,16 @@ class TrialProcess:
         return None if self._process is None else self._process.pid
 
     def run(self, request: TrialRequest, *, retries: int = 1) -> Outcome:
-        """One trial. Always an outcome; a trial whose worker died is tried again in a new one."""
+        """One trial. Always an outcome; a trial whose worker died is tried again in a new one.
+
+        Raise `AutoplaceError` where a GPU did not get its memory back after a worker's end: it
+        is quarantined, since every later trial on it would be measured wrong.
+        """
         outcome = self._run_once(request)
+        if self._process is None:
+            missing = quarantine_reason(self._free_bytes, request.machine)
+            if missing:
+                raise AutoplaceError(f"quarantined after {outcome.status.value}: {missing}")
         if "worker_exit" not in outcome.environment or outcome.status is not Status.CRASHED:
             return outcome
         if retries == 0:
@@ -129,6 +141,7 @@ class TrialProcess:
             return
         self.close()
         self._environment = environment
+        self._free_bytes = free_bytes(request.machine)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "autoplace.bench.trial_main"],
             stdin=subprocess.PIPE,

@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 
 from autoplace.architectures import spec_from_gguf
 from autoplace.architectures.spec import ModelSpec
-from autoplace.bench.devices import not_freed, note_baseline, recorded_state, synchronise
+from autoplace.bench.devices import (
+    gpus_in_use,
+    not_freed,
+    note_baseline,
+    recorded_state,
+    synchronise,
+)
 from autoplace.bench.failure import basis_of, failed
 from autoplace.bench.gates import judge
 from autoplace.bench.measure import Measurement, check_logits, measure, workload_tokens
@@ -107,6 +113,9 @@ class Loadable:
 
 def run_trial(request: TrialRequest) -> Outcome:
     """Build, measure and tear down one placement. Every failure is an outcome with its reason."""
+    in_use = gpus_in_use(request.machine)
+    if in_use is not None:
+        return Outcome(Status.CONTENDED, basis_of(request.machine), in_use)
     ledger = None
     try:
         loadable = Loadable.of(request)

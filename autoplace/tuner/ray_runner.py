@@ -181,6 +181,8 @@ class RayRunner(Runner):
             return Outcome(Status.TIMED_OUT, basis, f"Ray's worker is silent for {limit_s:g} s")
         except errors.RayError as error:
             self._drop_actor()
+            if isinstance(error, errors.RayTaskError) and isinstance(error.cause, AutoplaceError):
+                raise error.cause from error
             if _is_for_memory(error, errors):
                 return _for_memory(basis)
             if retries and isinstance(error, errors.RayActorError):
