@@ -29,7 +29,7 @@ START_LIMIT_S = 300.0
 """For the worker's imports and, on first use, the build of the kernels: not the trial's time."""
 REFERENCE_LIMIT_S = 3600.0
 """For the reference logits of a model, once: not the trial's time either."""
-GRACE_S = 5.0
+GRACE_S = 2.0
 """A worker that can end by itself at the limit, with the repeats it has, is let do so."""
 _EXIT_S = 5.0
 SIZE = struct.Struct("!Q")

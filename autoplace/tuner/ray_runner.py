@@ -183,7 +183,7 @@ class RayRunner(Runner):
             self._drop_actor()
             if isinstance(error, errors.RayTaskError) and isinstance(error.cause, AutoplaceError):
                 raise error.cause from error
-            if _is_for_memory(error, errors):
+            if isinstance(error, errors.OutOfMemoryError):
                 return _for_memory(basis)
             if retries and isinstance(error, errors.RayActorError):
                 again = self._run(request, method, retries=retries - 1)
@@ -192,13 +192,6 @@ class RayRunner(Runner):
             return Outcome(Status.CRASHED, basis, f"Ray's worker died: {type(error).__name__}")
         assert isinstance(outcome, Outcome)
         return outcome
-
-
-def _is_for_memory(error: Exception, errors: Any) -> bool:
-    """Ray's monitor has an exception for tasks; of an actor's end only the text says it."""
-    return isinstance(error, errors.OutOfMemoryError) or (
-        isinstance(error, errors.ActorDiedError) and "memory monitor" in str(error).lower()
-    )
 
 
 def _for_memory(basis: Basis) -> Outcome:

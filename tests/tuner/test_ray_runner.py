@@ -30,6 +30,18 @@ runner.run(pickle.load(open(sys.argv[1], "rb")))
 """
 
 
+MONITORED = """
+import os, pickle, sys
+os.environ["RAY_memory_usage_threshold"] = "0.01"
+os.environ["RAY_memory_monitor_refresh_ms"] = "100"
+from autoplace.tuner.ray_runner import RayRunner
+runner = RayRunner()
+outcome = runner.run(pickle.load(open(sys.argv[1], "rb")))
+runner.close()
+print(outcome.status.value, outcome.out_of_memory_device, outcome.reason)
+"""
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     return TinyModel.written_to(tmp_path_factory.mktemp("tiny"))
@@ -153,7 +165,7 @@ def test_an_actor_that_was_killed_takes_its_trial_along_and_is_replaced(
         orphan[:] = trial_pids(actor) or orphan
         return [actor] if orphan else []
 
-    outcome = run_and_kill(ray_runner, tiny.endless_request(time_limit_s=5.0), victims)
+    outcome = run_and_kill(ray_runner, tiny.endless_request(time_limit_s=2.0), victims)
     assert outcome.environment.get("retried_after") == "Ray's worker died", outcome
     assert ray_runner.actor_pid != actor
     assert eventually(lambda: not psutil.pid_exists(orphan[0]))
@@ -187,6 +199,24 @@ def test_nothing_survives_a_killed_driver(tiny: TinyModel, tmp_path: Path) -> No
     driver.wait()
     driver.stdout.close()
     assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in doomed), limit_s=15)
+
+
+def test_a_worker_that_rays_monitor_killed_ran_out_of_host_memory(
+    tiny: TinyModel, tmp_path: Path
+) -> None:
+    file = tmp_path / "request"
+    file.write_bytes(pickle.dumps(tiny.endless_request(time_limit_s=30)))
+    environment = {**os.environ, "AUTOPLACE_LOCK": str(tmp_path / "lock")}
+    done = subprocess.run(
+        [sys.executable, "-c", MONITORED, str(file)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.startswith("out_of_memory cpu ")
+    assert "Ray's memory monitor" in done.stdout
 
 
 def test_closing_leaves_no_process(ray_runner: RayRunner) -> None:
