@@ -15,7 +15,7 @@ from autoplace.placement.space import Value
 from autoplace.tuner.candidate import Candidate, Preparer, Problem, candidate_key
 from autoplace.tuner.drift import Sentinel
 from autoplace.tuner.first_placements import FirstPlacement, UserRules, first_placements
-from autoplace.tuner.history import earlier_trial, known_keys, unknown_neighbour
+from autoplace.tuner.history import TRANSIENT, earlier_trial, known_keys, unknown_neighbour
 from autoplace.tuner.objective import (
     describe,
     suggest,
@@ -25,12 +25,13 @@ from autoplace.tuner.objective import (
     tell_predicted_not_to_fit,
 )
 from autoplace.tuner.owner import OWNER, Owner, fail_orphans
-from autoplace.tuner.records import placement_from_json, placement_to_json, record_of
+from autoplace.tuner.records import SAMPLED, placement_from_json, placement_to_json, record_of
 from autoplace.tuner.runner import Runner
 from autoplace.tuner.sampler import SamplerSettings, make_sampler
 
 MAX_FAILED_IN_A_ROW = 10
-MAX_PRUNED_IN_A_ROW = 300
+MAX_ATTEMPTS = 3
+"""Of a queued placement whose measurement was not valid for reasons outside of it."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class SearchSettings:
     num_predicted: int = 4
     sentinel_every: int = 8
     """Measured trials between two measurements of the same placement, which show drift."""
+    max_pruned_in_a_row: int = 300
+    """Pruned trials after which nothing is expected to fit."""
 
 
 class Listener(Protocol):
@@ -132,6 +135,7 @@ class Search:
             tell_failed(self._study, trial, "interrupted", "interrupted by Ctrl-C")
             raise
         self._count(told)
+        self._retry(told)
         self._listener.finished(told, self.num_measured)
 
     def _try(self, trial: optuna.Trial) -> FrozenTrial:
@@ -170,8 +174,8 @@ class Search:
         placement, settings = self._problem.space.decode(values)
         return values, self._preparer.prepare(placement, settings, rules=queued.get("rules"))
 
-    def _enqueue(self, first: FirstPlacement, key: str) -> None:
-        attributes: dict[str, object] = {"origin": first.origin, "key": key}
+    def _enqueue(self, first: FirstPlacement, key: str, *, attempt: int = 1) -> None:
+        attributes: dict[str, object] = {"origin": first.origin, "key": key, "attempt": attempt}
         if first.rules is not None:
             attributes["rules"] = first.rules
         values = self._problem.space.encode(first.placement, first.settings)
@@ -194,6 +198,21 @@ class Search:
         elif not any(trial.state is TrialState.WAITING for trial in known.values()):
             self._end = "every placement of the search space has been tried"
 
+    def _retry(self, told: FrozenTrial) -> None:
+        """Queue a placement again that came from the queue and was not measured validly.
+
+        The obvious placements are what the result is compared with: they must not get lost.
+        """
+        attempt = int(told.user_attrs.get("attempt", 1))
+        record = record_of(told)
+        lost = told.state is TrialState.FAIL and record.status in TRANSIENT
+        if not lost or record.origin == SAMPLED or self._end or attempt == MAX_ATTEMPTS:
+            return
+        assert record.placement is not None
+        assert record.settings is not None
+        again = FirstPlacement(record.origin, record.placement, record.settings, record.rules)
+        self._enqueue(again, record.key, attempt=attempt + 1)
+
     def _count(self, told: FrozenTrial) -> None:
         """End a search that gets nowhere."""
         if told.state is TrialState.COMPLETE:
@@ -205,5 +224,5 @@ class Search:
             self._end = (
                 f"{MAX_FAILED_IN_A_ROW} trials failed one after the other, the last: {reason}"
             )
-        elif self._pruned_in_a_row >= MAX_PRUNED_IN_A_ROW:
-            self._end = f"{MAX_PRUNED_IN_A_ROW} placements one after the other were pruned"
+        elif self._pruned_in_a_row >= self._settings.max_pruned_in_a_row:
+            self._end = f"{self._pruned_in_a_row} placements one after the other were pruned"

@@ -17,7 +17,7 @@ from autoplace.tuner.pareto import candidates
 from autoplace.tuner.records import record_of
 from autoplace.tuner.sampler import SAMPLERS, SamplerSettings
 from autoplace.tuner.search import Search, SearchSettings
-from tests.tuner.problems import Quiet, Scripted, small_problem, study_of
+from tests.tuner.problems import Quiet, Scripted, small_problem, statuses, study_of
 
 EIGHT = SearchSettings(n_trials=8, sampler=SamplerSettings(n_startup_trials=2))
 
@@ -137,6 +137,31 @@ def test_a_crash_is_a_failed_trial_with_its_reason_and_the_study_goes_on(
     assert failed.values is None
     assert failed.user_attrs["reason"] == "the worker died of signal 9"
     assert len(complete(study)) == 8
+
+
+def test_a_queued_placement_whose_measurement_was_disturbed_is_queued_again(
+    problem: Problem, study: optuna.Study
+) -> None:
+    def busy(run: int, request: TrialRequest, outcome: Outcome) -> Outcome:
+        return outcome if run > 2 else replace(outcome, status=Status.CONTENDED, metrics=None)
+
+    search(problem, study, runner=Scripted(problem.spec, busy))
+    disturbed = study.get_trials(states=(TrialState.FAIL,))
+    assert len(disturbed) == 2
+    measured = {trial.user_attrs["key"] for trial in complete(study)}
+    assert {trial.user_attrs["key"] for trial in disturbed} <= measured
+
+
+def test_a_placement_that_is_disturbed_three_times_is_left(
+    problem: Problem, study: optuna.Study
+) -> None:
+    def always(run: int, request: TrialRequest, outcome: Outcome) -> Outcome:
+        first = len({r.rules for r in runner.requests}) == 1 or request == runner.requests[0]
+        return replace(outcome, status=Status.COLD, metrics=None) if first else outcome
+
+    runner = Scripted(problem.spec, always)
+    search(problem, study, runner=runner)
+    assert statuses(study.trials).count("cold") == 3
 
 
 def test_ten_failures_one_after_the_other_end_the_search_with_the_last_reason(

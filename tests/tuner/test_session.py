@@ -178,6 +178,7 @@ def test_report_of_a_study_that_is_not_there_says_what_to_do(
 
 def test_a_machine_on_which_nothing_fits_is_a_no_with_the_nearest_miss(session: Session) -> None:
     problem = small_problem(0.1, 0.1)
+    session = replace(session, search=replace(SETTINGS, max_pruned_in_a_row=15))
     with pytest.raises(
         NothingFeasibleError, match=r"nearest miss is trial \d+, over by .* on cuda"
     ):
