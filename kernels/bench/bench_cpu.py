@@ -1,6 +1,6 @@
 """How fast the CPU kernels are, beside what this machine can read and multiply.
 
-    python kernels/bench/bench_cpu.py [--threads 2] [--path avx2] [--types Q4_K,Q6_K] [--repeats 9]
+    python kernels/bench/bench_cpu.py [--threads 2] [--path avx2] [--types Q4_K,Q6_K] [--cpu-time]
 
 Batch 1 at DeepSeek-V2-Lite's shapes in GB/s of weight bytes, each call on other weights than the
 last so that nothing is found in a cache; batch 512 in GFLOP/s (2·T·N·K). Medians, and in brackets
@@ -34,14 +34,19 @@ class Rate:
         return f"{median:7.2f} [{low:6.2f} {high:6.2f}]"
 
 
-def rate(work: float, call: Callable[[], object], repeats: int) -> Rate:
-    call()
-    per_s = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
+@dataclass(frozen=True)
+class Timer:
+    repeats: int
+    clock: Callable[[], float]
+
+    def rate(self, work: float, call: Callable[[], object], repeats: int = 0) -> Rate:
         call()
-        per_s.append(work / (time.perf_counter() - begin))
-    return Rate(per_s)
+        per_s = []
+        for _ in range(repeats or self.repeats):
+            begin = self.clock()
+            call()
+            per_s.append(work / (self.clock() - begin))
+        return Rate(per_s)
 
 
 def plausible_blocks(ggml_type: GGMLType, count: int, rng: np.random.Generator) -> Blocks:
@@ -51,7 +56,7 @@ def plausible_blocks(ggml_type: GGMLType, count: int, rng: np.random.Generator) 
 
 
 def linear_rates(
-    kernels: native.Kernels, ggml_type: GGMLType, repeats: int, rng: np.random.Generator
+    kernels: native.Kernels, ggml_type: GGMLType, timer: Timer, rng: np.random.Generator
 ) -> tuple[Rate, Rate]:
     n, k = LINEAR
     copies = max(2, -(-(256 << 20) // kernels.matrix_bytes(ggml_type, n, k)))
@@ -66,13 +71,13 @@ def linear_rates(
             *(x.ctypes.data, GGMLType.F32, num_tokens, k, weights, ggml_type, n, out.ctypes.data)
         )
 
-    one = rate(data.nbytes, lambda: each(copies, run), repeats)
-    many = rate(2.0 * 512 * n * k, lambda: run(512, 0), max(3, repeats // 3))
+    one = timer.rate(data.nbytes, lambda: each(copies, run))
+    many = timer.rate(2.0 * 512 * n * k, lambda: run(512, 0), 3)
     return one, many
 
 
 def experts_rate(
-    kernels: native.Kernels, down: GGMLType, num_tokens: int, repeats: int, rng: np.random.Generator
+    kernels: native.Kernels, down: GGMLType, num_tokens: int, timer: Timer, rng: np.random.Generator
 ) -> Rate:
     """V2-Lite's routed experts, gate and up Q4_K: GB/s at batch 1, else GFLOP/s."""
     gate_up = [plausible_blocks(GGMLType.Q4_K, E * H * WIDTH, rng) for _ in range(2)]
@@ -106,11 +111,11 @@ def experts_rate(
 
     used = sum(d.nbytes for d in (*gate_up, down_data)) * A / E
     work = used if num_tokens == 1 else 2.0 * 3 * H * WIDTH * A * num_tokens
-    return rate(work * len(routings), run, repeats if num_tokens == 1 else 3)
+    return timer.rate(work * len(routings), run, 0 if num_tokens == 1 else 3)
 
 
 def marlin_rates(
-    kernels: native.Kernels, num_bits: int, repeats: int, rng: np.random.Generator
+    kernels: native.Kernels, num_bits: int, timer: Timer, rng: np.random.Generator
 ) -> tuple[Rate, Rate]:
     n, k = LINEAR
     n_bytes = native.marlin_bytes(n, k, num_bits)
@@ -125,8 +130,8 @@ def marlin_rates(
             *(x.ctypes.data, GGMLType.F32, num_tokens, k, weights, num_bits, n, out.ctypes.data)
         )
 
-    one = rate(data.nbytes, lambda: each(copies, run), repeats)
-    return one, rate(2.0 * 512 * n * k, lambda: run(512, 0), max(3, repeats // 3))
+    one = timer.rate(data.nbytes, lambda: each(copies, run))
+    return one, timer.rate(2.0 * 512 * n * k, lambda: run(512, 0), 3)
 
 
 def each(copies: int, run: Callable[[int, int], None]) -> None:
@@ -134,9 +139,9 @@ def each(copies: int, run: Callable[[int, int], None]) -> None:
         run(1, copy)
 
 
-def read_rate(kernels: native.Kernels, repeats: int) -> Rate:
+def read_rate(kernels: native.Kernels, timer: Timer) -> Rate:
     data = np.ones(512 << 20, np.uint8)
-    return rate(data.nbytes, lambda: kernels.read(data), repeats)
+    return timer.rate(data.nbytes, lambda: kernels.read(data))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -144,6 +149,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--path", help="scalar, avx2 or avx512; the best one otherwise")
     parser.add_argument("--types", default=",".join(t.name for t in GGMLType))
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="one thread, by its CPU time: for a busy machine"
+    )
     parser.add_argument("--repeats", type=int, default=9)
     return parser.parse_args()
 
@@ -153,25 +161,31 @@ def main() -> None:
     kernels = native.load()
     if kernels is None:
         raise SystemExit("no C++ compiler, no kernels to measure")
+    if arguments.cpu_time:
+        arguments.threads = 1
     kernels.set_num_threads(arguments.threads)
     if arguments.path:
         kernels.set_path(arguments.path)
-    rng, repeats = np.random.default_rng(0), arguments.repeats
-    print(f"path {kernels.path}, {arguments.threads} threads; medians [quartiles]")
-    print(f"read            {read_rate(kernels, repeats)} GB/s")
+    rng = np.random.default_rng(0)
+    clock = time.thread_time if arguments.cpu_time else time.perf_counter
+    timer = Timer(arguments.repeats, clock)
+    print(
+        f"path {kernels.path}, {arguments.threads} threads, {clock.__name__}; medians [quartiles]"
+    )
+    print(f"read            {read_rate(kernels, timer)} GB/s")
     print("linear 2048 → 10944   batch 1, GB/s             batch 512, GFLOP/s")
     for name in filter(None, arguments.types.split(",")):
-        one, many = linear_rates(kernels, GGMLType[name], repeats, rng)
+        one, many = linear_rates(kernels, GGMLType[name], timer, rng)
         print(f"{name:15s} {one}   {many}", flush=True)
     for num_bits in (4, 8):
-        one, many = marlin_rates(kernels, num_bits, repeats, rng)
+        one, many = marlin_rates(kernels, num_bits, timer, rng)
         print(f"marlin-{num_bits:<8d} {one}   {many}", flush=True)
     print("experts of V2-Lite, gate and up Q4_K: batch 1, GB/s; batch 512, GFLOP/s")
     for down in (GGMLType.Q5_0, GGMLType.Q8_0):
-        one = experts_rate(kernels, down, 1, repeats, rng)
-        many = experts_rate(kernels, down, 512, repeats, rng)
+        one = experts_rate(kernels, down, 1, timer, rng)
+        many = experts_rate(kernels, down, 512, timer, rng)
         print(f"down {down.name:10s} {one}   {many}", flush=True)
-    print(f"read            {read_rate(kernels, repeats)} GB/s")
+    print(f"read            {read_rate(kernels, timer)} GB/s")
 
 
 if __name__ == "__main__":
