@@ -11,8 +11,7 @@ from autoplace.errors import AutoplaceError
 from autoplace.placement.assignment import Assignment
 from autoplace.placement.memory import plan_memory
 from autoplace.rules.finding import Finding, Severity
-from autoplace.rules.lint import lint
-from autoplace.rules.match import assign
+from autoplace.rules.lint import examine
 from autoplace.rules.read import RuleFile, read_rules, read_text
 
 
@@ -20,9 +19,8 @@ def run(config: CheckConfig) -> int:
     """0 if nothing keeps the file from running; 1 for errors, or where it does not fit."""
     spec = describe_model(config.model, config.workload)
     rule_file = read_rules(read_text(config.rules), source=str(config.rules))
-    assignment = assign(rule_file.rules, spec, engine=config.engine.name)
-    linted = lint(assignment, spec, machine=config.machine, rules=rule_file.rules)
-    findings = (*rule_file.findings, *linted)
+    examined = examine(rule_file, spec, engine=config.engine.name, machine=config.machine)
+    assignment, findings = examined.assignment, examined.findings
     fit, no_fit_reason = _fit(config, spec, assignment, rule_file)
     if config.output == "json":
         print_json("check", _document(config, spec, findings, fit, no_fit_reason))

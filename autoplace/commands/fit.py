@@ -69,7 +69,7 @@ def _device_fit(name: str, plan: MemoryPlan, machine: Machine) -> DeviceFit:
         workspace=memory.workspace if memory else 0,
         load_peak=memory.load_peak if memory else 0,
         peak=memory.peak if memory else 0,
-        budget=device.budget_bytes if device else 0,
+        budget=plan.budget_bytes(machine, name),
         memory=device.memory_bytes if device else 0,
     )
 

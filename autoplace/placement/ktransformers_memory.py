@@ -33,6 +33,7 @@ class _Subject:
     assignment: Assignment
     profile: MemoryProfile
     workload: Workload
+    numa_copies: int
 
     def device(self, module: Module) -> str:
         assigned = self.assignment.modules.get(module.path)
@@ -48,10 +49,19 @@ class _Subject:
 
 
 def plan_ktransformers(
-    spec: ModelSpec, assignment: Assignment, profile: MemoryProfile, workload: Workload
+    spec: ModelSpec,
+    assignment: Assignment,
+    profile: MemoryProfile,
+    workload: Workload,
+    *,
+    numa_copies: int = 1,
 ) -> Mapping[str, DeviceMemory]:
-    """Bytes by device. Every GPU that the assignment names anywhere gets a context."""
-    subject = _Subject(spec, assignment, profile, workload)
+    """Bytes by device. Every GPU that the assignment names anywhere gets a context.
+
+    `numa_copies`: how often the host holds the experts (rules section 3: once a NUMA node in a
+    build with USE_NUMA=1, else once, memory-mapped).
+    """
+    subject = _Subject(spec, assignment, profile, workload, numa_copies)
     named = {entry.device for entry in assignment.modules.values()}
     context = {name: profile.context_bytes for name in named if name != _HOST}
     weights, load_peak = _load(subject, context)
@@ -79,6 +89,8 @@ def _load(
     for module in _loading_order(sizes, subject.profile):
         device = subject.device(module)
         size = sizes.of(module, subject.assignment.modules.get(module.path)).weights
+        if device == _HOST and module.role is Role.EXPERTS:
+            size *= subject.numa_copies
         resident = context.get(device, 0) + weights[device]
         transient = size if device == _HOST else _packing_bytes(subject, module, size)
         peak[device] = max(peak[device], resident + transient)

@@ -30,6 +30,16 @@ class MemoryPlan:
     """Bytes per device name. Devices that hold nothing may be absent."""
 
     by_device: Mapping[str, DeviceMemory]
+    includes_context: bool = False
+    """Whether the GPUs' runtime contexts are counted in: then a GPU's reserve is none of them."""
+
+    def budget_bytes(self, machine: Machine, name: str) -> int:
+        """What may be used of a device: nothing of one that the machine lacks."""
+        device = machine.by_name.get(name)
+        if device is None:
+            return 0
+        is_counted = self.includes_context and device.is_gpu
+        return device.memory_bytes if is_counted else device.budget_bytes
 
     def overrun_bytes(self, machine: Machine) -> Mapping[str, int]:
         """Peak minus budget per device: negative where there is room, a constraint of the search.
@@ -37,13 +47,13 @@ class MemoryPlan:
         Devices that the plan uses and the machine lacks have a budget of nothing.
         """
         names = dict.fromkeys([*machine.by_name, *self.by_device])
-        return {name: self._peak(name) - _budget(machine, name) for name in names}
+        return {name: self._peak(name) - self.budget_bytes(machine, name) for name in names}
 
     def check(self, machine: Machine) -> None:
         """Raise `DoesNotFitError`, naming every device that is too small, not only the first."""
         problems = [
             f"{name} needs {format_bytes(self._peak(name))} ({self._peak(name)} B) but has "
-            f"{format_bytes(_budget(machine, name))} ({over} B too little)"
+            f"{format_bytes(self.budget_bytes(machine, name))} ({over} B too little)"
             for name, over in self.overrun_bytes(machine).items()
             if over > 0
         ]
@@ -62,8 +72,11 @@ def plan_memory(
     workload: Workload,
     settings: RunSettings,
     dtype_bytes: int = 2,
+    numa_copies: int = 1,
 ) -> MemoryPlan:
     """Bytes of an assignment under its engine's memory profile.
+
+    `numa_copies`: KTransformers built with USE_NUMA=1 keeps the experts once a node.
 
     Raise `AutoplaceError` for an engine that rule files do not drive.
     """
@@ -74,7 +87,8 @@ def plan_memory(
         )
     if chosen.name == "builtin":
         return MemoryPlan(_plan_builtin(spec, assignment, workload, settings, dtype_bytes))
-    return MemoryPlan(plan_ktransformers(spec, assignment, chosen.memory, workload))
+    planned = plan_ktransformers(spec, assignment, chosen.memory, workload, numa_copies=numa_copies)
+    return MemoryPlan(planned, includes_context=chosen.memory.context_bytes > 0)
 
 
 def layer_cache_bytes(geometry: Geometry, *, context_tokens: int, kv_type: str) -> int:
@@ -132,8 +146,3 @@ def _cache_by_device(
         assigned = assignment.modules.get(attention.path)
         cache[assigned.device if assigned else DEFAULT_DEVICE] += layer_bytes
     return cache
-
-
-def _budget(machine: Machine, name: str) -> int:
-    device = machine.by_name.get(name)
-    return device.budget_bytes if device else 0

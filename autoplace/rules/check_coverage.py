@@ -1,142 +1,221 @@
 """Checks: whether each module is reached, by a rule and a class that are meant for it."""
 
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
 from autoplace.architectures.spec import Module, Role
 from autoplace.placement.assignment import ModuleAssignment
 from autoplace.rules.families import injections
-from autoplace.rules.finding import Severity
-from autoplace.rules.subject import Subject, short_name
-from autoplace.rules.vocabulary import LINEAR_ROLES, wrapped_kind
+from autoplace.rules.finding import Severity, layers_text
+from autoplace.rules.number_range import meant_numbers, number_range_remedy
+from autoplace.rules.subject import Subject, list_names, short_name
+from autoplace.rules.vocabulary import LINEAR_ROLES
 
-ERROR, WARNING = Severity.ERROR, Severity.WARNING
-_LINEARS = (*LINEAR_ROLES, Role.KV_B, Role.ROUTER, Role.SHARED_GATE, Role.LM_HEAD)
+ERROR, WARNING, ADVICE = Severity.ERROR, Severity.WARNING, Severity.ADVICE
+_WORDS = {
+    Role.ATTENTION: "attention",
+    Role.ROTARY: "rotary embedding",
+    Role.ATTENTION_LINEAR: "attention linears",
+    Role.MLP: "MoE block",
+    Role.DENSE_LINEAR: "dense MLP's linears",
+    Role.SHARED_LINEAR: "shared experts' linears",
+    Role.EXPERTS: "routed experts",
+    Role.ROUTER: "router",
+}
+_EFFECTS = {
+    Role.EXPERTS: "loading stops: the walk goes into every single expert, for which a GGUF has "
+    "no tensors",
+    Role.ROTARY: "the rotary embedding's buffers stay empty, so the output is noise",
+    Role.ATTENTION_LINEAR: "they load as plain bf16, four times the bytes of Marlin",
+}
+_FATAL = (Role.EXPERTS, Role.ROTARY)
+
+
+@dataclass
+class _Gap:
+    """Layers whose modules of some roles lack what they need, with one cause."""
+
+    layers: set[int]
+    roles: list[Role] = field(default_factory=list)
+    rules: set[int | None] = field(default_factory=set)
+    devices: set[str] = field(default_factory=set)
+
+    @property
+    def names(self) -> str:
+        return ", ".join(_WORDS[role] for role in _WORDS if role in self.roles)
+
+    @property
+    def severity(self) -> Severity:
+        return ERROR if any(role in _FATAL for role in self.roles) else WARNING
+
+    @property
+    def effect(self) -> str:
+        return ", and ".join(_EFFECTS[role] for role in _EFFECTS if role in self.roles)
+
+
+def _check_number_ranges(subject: Subject) -> None:
+    """`[30-59]`: valid as a pattern, but about single characters."""
+    ranged = {
+        index: rule.name
+        for index, rule in enumerate(subject.rules)
+        if rule.name is not None and meant_numbers(rule.name)
+    }
+    texts = [*ranged.values(), *subject.broken_patterns.values()]
+    meant = {number for text in texts for number in meant_numbers(text)}
+    lacking = _lacking(subject)
+    missed = {layer for layers in lacking.values() for layer in layers} & meant
+    subject.explained |= missed
+    if not ranged:
+        return
+    used = {entry.rule for entry in subject.assignment.modules.values()}
+    dead = [index for index in ranged if index not in used]
+    subject.explained_rules |= set(dead)
+    first = next(iter(ranged.values()))
+    unmatched = f": {layers_text(sorted(missed))} unmatched" if missed else ""
+    rules = f", dead rules: {', '.join(str(subject.number(i)) for i in dead)}" if dead else ""
+    subject.report(
+        ERROR,
+        "number-range",
+        f"a number range in brackets cannot match two-digit numbers{unmatched}{rules}",
+        layers=missed,
+        rules=ranged,
+        effect=_Gap(missed, [role for role, layers in lacking.items() if layers & missed]).effect,
+        remedy=number_range_remedy(first) or "",
+    )
+
+
+def _lacking(subject: Subject) -> Mapping[Role, set[int]]:
+    """Role → layers in which no rule matches a module of it that needs one."""
+    lacking: dict[Role, set[int]] = defaultdict(set)
+    for module, entry in _needing(subject):
+        if entry.rule is None and module.layer is not None:
+            lacking[module.role].add(module.layer)
+    return lacking
+
+
+def _needing(subject: Subject) -> Iterator[tuple[Module, ModuleAssignment]]:
+    """Modules of layers that are to be replaced."""
+    wanted = injections(subject.spec, engine=subject.assignment.engine)
+    for module, entry in subject.entries():
+        injection = wanted.get(module.role) if subject.is_ktransformers else None
+        needs = module.role in (*LINEAR_ROLES, Role.EXPERTS)
+        if module.layer is not None and (needs or (injection and injection.covers(module))):
+            yield module, entry
 
 
 def _check_coverage(subject: Subject) -> None:
     """Modules that the walk never reaches, or that no rule matches although they need one."""
-    for module in subject.spec.modules:
-        if module.path not in subject.assignment.modules and module.role is not Role.CONTAINER:
-            subject.report(
-                ERROR,
-                "not-visited",
-                f"{short_name(module)} is never visited: a rule above it says 'recursive: false'",
-                layer=module.layer,
-            )
-    for module, entry in subject.entries():
-        if entry.rule is None and module.layer is not None and module.role in LINEAR_ROLES:
-            subject.report(
-                WARNING,
-                "unmatched",
-                f"no rule matches the {module.role.value.replace('_', ' ')}s, so they load plain "
-                f"onto {entry.device}",
-                layer=module.layer,
-                remedy="check the layer numbers of the patterns",
-            )
-
-
-def _check_experts(subject: Subject) -> None:
-    for module, entry in subject.entries():
-        if module.role is not Role.EXPERTS:
-            continue
-        visited = f"{module.path}.0" in subject.assignment.modules
-        if entry.class_name is None:
-            subject.report(
-                ERROR,
-                "experts-plain",
-                "the routed experts are not replaced, and a GGUF has no tensors for single experts",
-                layer=module.layer,
-                rule=entry.rule,
-                remedy="match mlp.experts and replace it by KTransformersExperts",
-            )
-        elif visited:
-            subject.report(
-                ERROR,
-                "experts-recursive",
-                "the walk goes on into every single expert, for which a GGUF has no tensors",
-                layer=module.layer,
-                rule=entry.rule,
-                remedy="write recursive: false, unquoted",
-            )
-
-
-def _check_kv_b(subject: Subject) -> None:
-    for module, entry in subject.entries():
-        if module.role is Role.KV_B and entry.class_name is not None:
-            subject.report(
-                ERROR,
-                "kv-b-replaced",
-                "kv_b_proj must not be replaced: attention reads its plain weight",
-                layer=module.layer,
-                rule=entry.rule,
-                remedy="exclude it, as in (?!self_attn\\.kv_b_proj$)",
-            )
-
-
-def _check_embedding(subject: Subject) -> None:
-    for module, entry in subject.entries():
-        if module.role is Role.EMBEDDING and entry.device != "cpu":
-            subject.report(
-                ERROR,
-                "embedding-on-gpu",
-                f"{module.path} is on {entry.device}, but tokens are embedded on the cpu",
-                rule=entry.rule,
-                remedy="give it generate_device: cpu",
-            )
-
-
-def _check_classes(subject: Subject) -> None:
-    """The right class for each role: wrappers on what they wrap, family classes where needed."""
-    wanted = injections(subject.spec, engine=subject.assignment.engine)
-    for module, entry in subject.entries():
-        kind = wrapped_kind(entry.class_name)
-        if kind == "linear" and module.role not in _LINEARS:
-            _wrong_class(subject, module, entry, "a linear")
-        elif kind == "experts" and module.role is not Role.EXPERTS:
-            _wrong_class(subject, module, entry, "a layer's routed experts")
-        elif kind is None and entry.class_name and module.role in (*LINEAR_ROLES, Role.EXPERTS):
-            _wrong_class(subject, module, entry, "another kind of module")
-        injection = wanted.get(module.role)
-        if injection is not None and injection.covers(module) and not entry.class_name:
-            _plain(subject, module, entry, injection.replace_class)
-
-
-def _plain(subject: Subject, module: Module, entry: ModuleAssignment, replace_class: str) -> None:
-    """KTransformers' families need their own classes: rotary buffers are empty without."""
-    if subject.is_ktransformers:
+    hidden = [
+        module
+        for module in subject.spec.modules
+        if module.path not in subject.assignment.modules and module.role is not Role.CONTAINER
+    ]
+    if hidden:
+        names = dict.fromkeys(short_name(module) for module in hidden)
         subject.report(
-            ERROR if module.role is Role.ROTARY else WARNING,
-            f"{module.role.value}-plain",
-            f"{short_name(module)} is not replaced by {replace_class.rpartition('.')[2]}",
-            layer=module.layer,
-            rule=entry.rule,
+            ERROR,
+            "not-visited",
+            f"{list_names(names)} never visited: a rule above says 'recursive: false'",
+            layers=[module.layer for module in hidden if module.layer is not None],
+            rules=_stopping(subject, hidden),
+            effect="they are in no device map, and load to the default GPU as they are",
+            remedy="leave recursive: false to mlp.experts",
+        )
+    for gap in _gaps(subject):
+        subject.report(
+            gap.severity,
+            "unmatched",
+            f"no rule matches the {gap.names}, so they stay plain on "
+            f"{' and '.join(sorted(gap.devices))}{_digits(subject, gap)}",
+            layers=gap.layers,
+            rules=_meant_rules(subject, gap),
+            effect=gap.effect,
+            remedy="give the patterns these layers too",
         )
 
 
-def _wrong_class(subject: Subject, module: Module, entry: ModuleAssignment, what: str) -> None:
-    assert entry.class_name is not None
-    subject.report(
-        ERROR,
-        "wrong-class",
-        f"{short_name(module)} is replaced by {entry.class_name.rpartition('.')[2]}, "
-        f"which is for {what}",
-        layer=module.layer,
-        rule=entry.rule,
-    )
+def _stopping(subject: Subject, hidden: list[Module]) -> set[int | None]:
+    paths = {hidden[0].path.rsplit(".", count)[0] for count in range(1, 6)}
+    found = (subject.assignment.modules.get(path) for path in paths)
+    return {
+        entry.rule
+        for entry in found
+        if entry is not None
+        and entry.rule is not None
+        and entry.rule < len(subject.rules)
+        and not subject.rules[entry.rule].recursive
+    }
 
 
-def _check_dead_rules(subject: Subject) -> None:
-    used = {entry.rule for entry in subject.assignment.modules.values()}
-    for index in range(len(subject.rules)):
-        if index not in used:
-            subject.report(
-                WARNING, "dead-rule", "the rule is the first match of no module", rule=index
-            )
+def _gaps(subject: Subject) -> list[_Gap]:
+    """Unmatched roles, those of the same layers together; what has been explained left out."""
+    gaps: list[_Gap] = []
+    lacking = {role: layers - subject.explained for role, layers in _lacking(subject).items()}
+    devices = {(module.role, module.layer): entry.device for module, entry in _needing(subject)}
+    for role, layers in sorted(lacking.items(), key=lambda item: -len(item[1])):
+        if not layers:
+            continue
+        gap = next((gap for gap in gaps if gap.layers >= layers), None)
+        if gap is None:
+            gap = _Gap(set(layers))
+            gaps.append(gap)
+        gap.roles.append(role)
+        gap.devices |= {devices[role, layer] for layer in layers}
+    return gaps
 
 
-CHECKS = (
-    _check_coverage,
-    _check_experts,
-    _check_kv_b,
-    _check_embedding,
-    _check_classes,
-    _check_dead_rules,
-)
+def _meant_rules(subject: Subject, gap: _Gap) -> set[int | None]:
+    """Rules that match such modules in other layers: their patterns are too narrow."""
+    return {
+        entry.rule
+        for module, entry in _needing(subject)
+        if module.role in gap.roles and module.layer not in gap.layers and entry.class_name
+    }
+
+
+def _digits(subject: Subject, gap: _Gap) -> str:
+    """The commonest reason: patterns for layer numbers of another length."""
+    others = set(range(subject.spec.geometry.num_layers)) - gap.layers
+    if others and max(gap.layers) < 10 <= min(others):
+        return "; the patterns match two-digit layer numbers only"
+    if others and min(gap.layers) >= 10 > max(others):
+        return "; the patterns match one-digit layer numbers only"
+    return ""
+
+
+def _check_plain(subject: Subject) -> None:
+    """Modules that only a `default` rule matches, although they need a class."""
+    plain: dict[Role, set[int]] = defaultdict(set)
+    rules: dict[Role, set[int | None]] = defaultdict(set)
+    everywhere: dict[Role, set[int]] = defaultdict(set)
+    for module, entry in _needing(subject):
+        assert module.layer is not None
+        everywhere[module.role].add(module.layer)
+        if entry.rule is not None and entry.class_name is None:
+            plain[module.role].add(module.layer)
+            rules[module.role].add(entry.rule)
+    for role, layers in plain.items():
+        gap = _Gap(layers, [role], rules[role])
+        linears = role in LINEAR_ROLES
+        subject.report(
+            ADVICE if linears and layers == everywhere[role] else gap.severity,
+            "experts-plain" if role is Role.EXPERTS else f"{role.value.replace('_', '-')}-plain",
+            f"only a 'default' rule matches the {gap.names}, so they stay plain",
+            layers=layers,
+            rules=rules[role],
+            effect=gap.effect,
+            remedy=_replacement(subject, role),
+        )
+
+
+def _replacement(subject: Subject, role: Role) -> str:
+    if role is Role.EXPERTS:
+        return "replace mlp.experts by KTransformersExperts in an earlier rule"
+    if role in LINEAR_ROLES:
+        return "replace them by KTransformersLinear in an earlier rule"
+    wanted = injections(subject.spec, engine=subject.assignment.engine)
+    return f"replace it by {wanted[role].replace_class.rpartition('.')[2]} in an earlier rule"
+
+
+CHECKS = (_check_number_ranges, _check_coverage, _check_plain)

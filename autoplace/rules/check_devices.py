@@ -1,107 +1,128 @@
 """Checks: whether the modules are where the activations are, and go back there."""
 
+from collections import defaultdict
+from collections.abc import Iterator
+
 from autoplace.architectures.spec import Module, Role
-from autoplace.placement.assignment import ModuleAssignment, Value
+from autoplace.placement.assignment import ModuleAssignment
 from autoplace.rules.finding import Severity
-from autoplace.rules.subject import Subject, list_names, short_name
+from autoplace.rules.subject import ON_LAYER, Subject, layers_of, list_names, short_name
 from autoplace.rules.vocabulary import LINEAR_ROLES
 
-ERROR, WARNING = Severity.ERROR, Severity.WARNING
-_ON_LAYER = (Role.ATTENTION, Role.NORM, Role.KV_B, Role.ROUTER, Role.ROTARY, Role.SHARED_GATE)
-"""Modules that compute where the activations are."""
+ERROR, WARNING, ADVICE = Severity.ERROR, Severity.WARNING, Severity.ADVICE
+_APART = "the first prompt fails with tensors on different devices"
+_DEVICE_KEYS = ("generate_device", "prefill_device")
 
 
-def _check_transfer_map(subject: Subject) -> None:
-    model = subject.assignment.modules.get("model")
-    rule = model.rule if model else None
-    for key, device in subject.assignment.transfer_map.items():
-        _check_transfer(subject, key, device, rule)
-    if model is not None and model.class_name is not None:
-        threshold = model.kwargs.get("per_layer_prefill_intput_threshold", 30000)
-        if threshold:
-            subject.report(
-                WARNING,
-                "layerwise-prefill",
-                f"per_layer_prefill_intput_threshold is {threshold!r}: prompts beyond it are "
-                "prefilled layer by layer, which breaks with several GPUs",
-                rule=rule,
-                remedy="write per_layer_prefill_intput_threshold: 0",
-            )
-
-
-def _check_transfer(subject: Subject, key: Value, device: Value, rule: int | None) -> None:
-    num_layers = subject.spec.geometry.num_layers
-    if type(key) is not int:
-        message = f"the transfer_map's key {key!r} is no integer, so the activations never move"
-        remedy = f"write {key}: without quotes" if str(key).isdigit() else ""
-        subject.report(ERROR, "transfer-key", message, rule=rule, remedy=remedy)
-    elif not 0 <= key < num_layers:
-        message = f"the transfer_map names layer {key}, but the layers are 0 to {num_layers - 1}"
-        subject.report(ERROR, "transfer-key", message, rule=rule)
-    if not isinstance(device, str) or device == "cuda":
-        message = f"the transfer_map's device {device!r} is none"
-        subject.report(ERROR, "transfer-device", message, rule=rule, remedy="write cpu or cuda:N")
-
-
-def _check_devices(subject: Subject) -> None:
-    """Whatever computes with the activations must be where they are."""
-    stray: dict[tuple[int | None, str, str], dict[str, set[int]]] = {}
+def _check_strays(subject: Subject) -> None:
+    """Whatever computes with the activations must be where its layer is."""
+    strays: dict[tuple[int | None, str, str], list[Module]] = defaultdict(list)
     for module, entry in subject.entries():
-        if module.layer is None:
-            continue
-        stream = subject.stream[module.layer]
-        on_layer = module.role in _ON_LAYER or (
-            module.role in LINEAR_ROLES and (subject.is_ktransformers or entry.operator is None)
-        )
-        if on_layer and entry.device != stream and entry.operator != "KLinearCPUInfer":
-            names = stray.setdefault((entry.rule, entry.device, stream), {})
-            names.setdefault(short_name(module), set()).add(module.layer)
-        if entry.operator in ("KExpertsCPU", "KLinearCPUInfer"):
-            _check_out_device(subject, module, entry, stream)
-    for (rule, device, stream), names in stray.items():
-        for layer in sorted(set().union(*names.values())):
-            subject.report(
-                ERROR,
-                "wrong-device",
-                f"{list_names(names)} on {device}, but the activations are on {stream}",
-                layer=layer,
-                rule=rule,
-                remedy="" if rule is not None else "no rule matches them",
-            )
-    _check_end_devices(subject)
-
-
-def _check_out_device(
-    subject: Subject, module: Module, entry: ModuleAssignment, stream: str
-) -> None:
-    given = entry.kwargs.get("out_device", "cuda")
-    device = "cuda:0" if given == "cuda" else given
-    if device != stream:
-        missing = (
-            "" if "out_device" in entry.kwargs else ", the default where out_device is missing"
-        )
+        home = _expected(subject, module, entry)
+        if home is not None and entry.device != home:
+            strays[entry.rule, entry.device, home].append(module)
+    for (rule, device, home), modules in strays.items():
+        names = dict.fromkeys(short_name(module) for module in modules)
+        ends = [module.path for module in modules if module.layer is None]
+        shown = [*ends, *(name for name in names if name not in ends)]
         subject.report(
             ERROR,
-            "out-device",
-            f"{short_name(module)} returns to {device}{missing}, "
-            f"but the activations are on {stream}",
-            layer=module.layer,
-            rule=entry.rule,
-            remedy=f"write out_device: {stream}",
+            "wrong-device",
+            f"{list_names(shown, 6)} on {device}, but the activations are on {home}",
+            layers=layers_of(modules),
+            rules=[rule],
+            effect=_APART,
+            remedy=f"give them generate_device: {home}"
+            + ("" if rule is not None else "; no rule matches them"),
         )
 
 
-def _check_end_devices(subject: Subject) -> None:
-    last = subject.stream[-1]
+def _expected(subject: Subject, module: Module, entry: ModuleAssignment) -> str | None:
+    """Where a module has to be; None where it may be anywhere, or a finding covers it already."""
+    if module.layer is None:
+        plain_head = module.role is Role.LM_HEAD and entry.operator is None
+        return subject.homes[-1] if module.role is Role.NORM or plain_head else None
+    if module.layer in subject.explained and entry.rule is None:
+        return None
+    if module.role in ON_LAYER and entry.operator is None:
+        return subject.homes[module.layer]
+    is_linear = module.role in LINEAR_ROLES
+    if is_linear and (subject.is_ktransformers or entry.operator is None):
+        return None if entry.operator == "KLinearCPUInfer" else subject.homes[module.layer]
+    return None
+
+
+def _check_out_devices(subject: Subject) -> None:
     for module, entry in subject.entries():
-        is_end = module.role is Role.LM_HEAD and entry.operator is None
-        if module.layer is None and (module.role is Role.NORM or is_end) and entry.device != last:
+        if entry.operator not in ("KExpertsCPU", "KLinearCPUInfer") or module.layer is None:
+            continue
+        home = subject.homes[module.layer]
+        given = entry.kwargs.get("out_device", "cuda")
+        device = "cuda:0" if given == "cuda" else given
+        if device != home:
+            missing = "" if "out_device" in entry.kwargs else ", where out_device is missing"
+            what = "experts" if module.role is Role.EXPERTS else "linears on the cpu"
             subject.report(
                 ERROR,
-                "wrong-device",
-                f"{module.path} is on {entry.device}, but the activations end on {last}",
-                rule=entry.rule,
+                "out-device",
+                f"the {what} return their result to {device}{missing}, "
+                f"but the activations are on {home}",
+                layers=layers_of([module]),
+                rules=[entry.rule],
+                effect=_APART,
+                remedy=f"write out_device: {home}",
             )
 
 
-CHECKS = (_check_transfer_map, _check_devices)
+def _check_given_devices(subject: Subject) -> None:
+    """Devices are never inherited: what a rule does not say is a default, or a KeyError."""
+    for module, entry in subject.entries():
+        if entry.rule is None or not subject.is_ktransformers:
+            continue
+        matters = bool(module.tensors) or module.role is Role.ATTENTION
+        missing = [key for key in _DEVICE_KEYS if key not in entry.kwargs]
+        if entry.class_name is None and matters and missing:
+            _report_missing(subject, module, entry, missing, "KeyError 'generate_device'")
+        elif module.role is Role.ATTENTION and "generate_device" in missing:
+            _report_missing(subject, module, entry, missing, "KeyError for the KV cache's device")
+        elif entry.class_name is not None and module.role is not Role.MODEL and missing:
+            _report_missing(subject, module, entry, missing, "")
+
+
+def _report_missing(
+    subject: Subject, module: Module, entry: ModuleAssignment, missing: list[str], error: str
+) -> None:
+    fatal = bool(error) and "generate_device" in missing
+    subject.report(
+        ERROR if fatal else WARNING,
+        "no-device",
+        f"the rule gives its modules no {' and no '.join(missing)}",
+        layers=layers_of([module]),
+        rules=[entry.rule],
+        effect=f"loading stops with {error}"
+        if fatal
+        else "the default is plain cuda, the first GPU",
+        remedy=f"write {' and '.join(missing)}: devices are not inherited",
+    )
+
+
+def _check_bare_cuda(subject: Subject) -> None:
+    for index, rule in enumerate(subject.rules):
+        bare = [key for key in (*_DEVICE_KEYS, "out_device") if rule.kwargs.get(key) == "cuda"]
+        if bare and len(set(subject.homes)) + len(_gpus(subject)) > 2:
+            subject.report(
+                ADVICE,
+                "bare-cuda",
+                "the device is plain 'cuda'",
+                rules=[index],
+                effect="it is whichever GPU is current, which the transfer map changes",
+                remedy="write cuda:0",
+            )
+
+
+def _gpus(subject: Subject) -> tuple[str, ...]:
+    gpus: Iterator[str] = (d.name for d in subject.machine.gpus) if subject.machine else iter(())
+    return tuple(gpus)
+
+
+CHECKS = (_check_strays, _check_out_devices, _check_given_devices, _check_bare_cuda)

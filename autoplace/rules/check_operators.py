@@ -1,23 +1,31 @@
-"""Checks: whether the operators exist, run on their devices, and load in the engine's version."""
+"""Checks: whether the operators exist, run on their devices, and get options they know."""
+
+from collections.abc import Iterator
 
 from autoplace.architectures.spec import Module, Role
-from autoplace.catalog.engines import ENGINES
-from autoplace.catalog.operators import OPERATORS
+from autoplace.catalog.operators import OPERATORS, Operator
 from autoplace.errors import did_you_mean
 from autoplace.hardware.machine import Device
 from autoplace.placement.assignment import ModuleAssignment
 from autoplace.rules.finding import Severity
-from autoplace.rules.subject import Subject
+from autoplace.rules.subject import Subject, layers_of
 from autoplace.rules.vocabulary import option_problems, wrapped_kind
 
-ERROR, ADVICE = Severity.ERROR, Severity.ADVICE
+ERROR, WARNING, ADVICE = Severity.ERROR, Severity.WARNING, Severity.ADVICE
+_ON_CPU = {"linear": "KLinearCPUInfer", "experts": "KExpertsCPU"}
+_ON_GPU = {"linear": "KLinearMarlin or KLinearTorch", "experts": "KExpertsMarlin or KExpertsTorch"}
+
+
+def wrapped(subject: Subject) -> Iterator[tuple[Module, ModuleAssignment, str]]:
+    """Modules that a wrapper replaces, with its kind."""
+    for module, entry in subject.entries():
+        kind = wrapped_kind(entry.class_name)
+        if kind is not None:
+            yield module, entry, kind
 
 
 def _check_operators(subject: Subject) -> None:
-    for module, entry in subject.entries():
-        kind = wrapped_kind(entry.class_name)
-        if kind is None:
-            continue
+    for module, entry, kind in wrapped(subject):
         operator = OPERATORS.get(entry.operator or "")
         if operator is None or operator.kind != kind:
             known = [name for name, known in OPERATORS.items() if known.kind == kind]
@@ -26,78 +34,65 @@ def _check_operators(subject: Subject) -> None:
                 "unknown-operator",
                 f"there is no operator {entry.operator!r} for {kind}"
                 f"{did_you_mean(str(entry.operator), known)}",
-                layer=module.layer,
-                rule=entry.rule,
+                layers=layers_of([module]),
+                rules=[entry.rule],
+                effect="injection stops: the wrapper asserts that it knows the name",
             )
             continue
-        on = "cpu" if entry.device == "cpu" else "gpu"
-        if on not in operator.device_kinds:
-            subject.report(
-                ERROR,
-                "operator-device",
-                f"{operator.name} runs on a {' or '.join(sorted(operator.device_kinds))}, "
-                f"not on {entry.device}",
-                layer=module.layer,
-                rule=entry.rule,
-            )
+        _check_device(subject, module, entry, operator)
         for problem in option_problems(
             operator.name, entry.kwargs, engine=subject.assignment.engine
         ):
-            subject.report(ERROR, "bad-option", problem, layer=module.layer, rule=entry.rule)
+            subject.report(
+                ERROR, "bad-option", problem, layers=layers_of([module]), rules=[entry.rule]
+            )
+
+
+def _check_device(
+    subject: Subject, module: Module, entry: ModuleAssignment, operator: Operator
+) -> None:
+    on = "cpu" if entry.device == "cpu" else "gpu"
+    if on in operator.device_kinds:
+        return
+    other = (_ON_CPU if on == "cpu" else _ON_GPU)[operator.kind]
+    subject.report(
+        ERROR,
+        "operator-device",
+        f"{operator.name} runs on a {' or '.join(sorted(operator.device_kinds))}, "
+        f"not on {entry.device}",
+        layers=layers_of([module]),
+        rules=[entry.rule],
+        effect="its constructor asserts the device, so injection stops",
+        remedy=f"use {other} there, or another generate_device",
+    )
 
 
 def _check_prefill(subject: Subject) -> None:
     """KTransformers constructs the prefill operator, though it never runs."""
     if not subject.is_ktransformers:
         return
-    for module, entry in subject.entries():
-        kind = wrapped_kind(entry.class_name)
-        if kind is None:
-            continue
+    for module, entry, kind in wrapped(subject):
         default = "KLinearTorch" if kind == "linear" else "KExpertsTorch"
         name = entry.kwargs.get("prefill_op", default)
         operator = OPERATORS.get(name) if isinstance(name, str) else None
         if operator is None or operator.kind != kind:
-            message = f"prefill_op is {name!r}, with which loading fails"
+            message = f"prefill_op is {name!r}, which is no operator for {kind}"
+            effect = "loading fails: it unloads the prefill operator unconditionally"
         else:
             on = "cpu" if entry.kwargs.get("prefill_device", "cuda") == "cpu" else "gpu"
             if on in operator.device_kinds:
                 continue
             message = f"prefill_op {name} does not run on its prefill_device"
+            effect = "its constructor asserts the device, so injection stops"
         subject.report(
             ERROR,
             "prefill-operator",
             message,
-            layer=module.layer,
-            rule=entry.rule,
+            layers=layers_of([module]),
+            rules=[entry.rule],
+            effect=effect,
             remedy=f"write prefill_op: {default}",
         )
-
-
-def _check_engine(subject: Subject) -> None:
-    """Facts about the engine: which experts it loads on a GPU, and what they cost."""
-    profile = ENGINES[subject.assignment.engine]
-    for module, entry in subject.entries():
-        if wrapped_kind(entry.class_name) != "experts" or entry.device == "cpu":
-            continue
-        if entry.operator not in profile.gpu_experts:
-            loads = " or ".join((*profile.gpu_experts, "KExpertsCPU"))
-            subject.report(
-                ERROR,
-                "engine",
-                f"{entry.operator} cannot load on a GPU in {profile.name}",
-                layer=module.layer,
-                rule=entry.rule,
-                remedy=f"use {loads}",
-            )
-        elif profile.gpu_experts_disable_cuda_graph:
-            subject.report(
-                ADVICE,
-                "cuda-graph",
-                "experts on a GPU need CUDA graphs off for the whole model",
-                layer=module.layer,
-                remedy="launch with --use_cuda_graph False",
-            )
 
 
 def _check_machine(subject: Subject) -> None:
@@ -114,12 +109,24 @@ def _check_machine(subject: Subject) -> None:
                 ERROR,
                 "no-such-device",
                 f"modules are on {entry.device}, but {machine.name} has {exists}",
-                layer=module.layer,
-                rule=entry.rule,
+                layers=layers_of([module]),
+                rules=[entry.rule],
+                effect="loading stops: invalid device ordinal",
                 remedy="" if entry.rule is not None else "no rule matches them",
             )
         elif device is not None:
             _check_capability(subject, module, entry, device)
+    for device_name in subject.assignment.transfer_map.values():
+        known = isinstance(device_name, str) and device_name not in ("cuda", *machine.by_name)
+        model = subject.assignment.modules.get("model")
+        if known and model is not None:
+            subject.report(
+                ERROR,
+                "no-such-device",
+                f"the transfer_map names {device_name}, but {machine.name} has {exists}",
+                rules=[model.rule],
+                effect="the first prompt stops: invalid device ordinal",
+            )
 
 
 def _check_capability(
@@ -134,10 +141,11 @@ def _check_capability(
             "compute-capability",
             f"{operator.name} needs compute capability {least[0]}.{least[1]}, "
             f"but {device.name} ({device.model}) has {found[0]}.{found[1]}",
-            layer=module.layer,
-            rule=entry.rule,
+            layers=layers_of([module]),
+            rules=[entry.rule],
+            effect="its kernel does not exist for that GPU: the first prompt fails",
             remedy="use KLinearTorch or KExpertsTorch there",
         )
 
 
-CHECKS = (_check_operators, _check_prefill, _check_engine, _check_machine)
+CHECKS = (_check_operators, _check_prefill, _check_machine)

@@ -10,10 +10,6 @@ from autoplace.placement.placement import Choice, Placement
 from autoplace.rules.families import family_of
 from autoplace.rules.vocabulary import LINEAR_ROLES, MARLIN
 
-_SPLIT_FAMILIES = ("modeling_deepseek", "modeling_deepseek_v3", "modeling_qwen2_moe")
-"""Families with a model class and rules that move activations between GPUs."""
-_SINGLE_FAMILIES = (*_SPLIT_FAMILIES, "modeling_mixtral")
-
 
 def refuse_inexpressible(placement: Placement, spec: ModelSpec) -> None:
     """Raise `AutoplaceError` if the placement is not one of this model and engine."""
@@ -79,13 +75,13 @@ def _choice_problems(where: str, kind: str, choice: Choice) -> Iterator[str]:
 
 
 def _ktransformers_problems(placement: Placement, spec: ModelSpec) -> Iterator[str]:
-    family = family_of(spec).package
+    family = family_of(spec)
     devices = dict.fromkeys(layer.device for layer in placement.layers)
-    if family not in _SINGLE_FAMILIES:
+    if not family.in_chat:
         yield f"it has no rules for {spec.geometry.architecture} outside its server"
     if "cpu" in devices:
         yield "a layer must be on a GPU; only its experts and linears may be on the cpu"
-    if len(devices) > 1 and family not in _SPLIT_FAMILIES:
+    if len(devices) > 1 and not family.can_split:
         yield f"it cannot split {spec.geometry.architecture} over {', '.join(devices)}"
     for index, layer in enumerate(placement.layers):
         for role, choice in (("attention", layer.attention), ("mlp", layer.mlp)):
@@ -97,6 +93,7 @@ def _ktransformers_problems(placement: Placement, spec: ModelSpec) -> Iterator[s
                 yield f"layer {index}'s {role} on the cpu needs KLinearCPUInfer"
     for where, kind, choice in _choices(placement):
         yield from _version_problems(placement.engine, where, kind, choice)
+    yield from _type_problems(placement, spec)
     if placement.engine == "ktransformers-0.2.1":
         yield from _odd_marlin(placement, spec)
 
@@ -111,6 +108,25 @@ def _version_problems(name: str, where: str, kind: str, choice: Choice) -> Itera
         yield f"{where}: {choice.operator} cannot load in this version, but {loads}"
     if choice.num_bits == 8:
         yield f"{where}: num_bits does not reach KExpertsMarlin, which runs at 4 bits"
+
+
+def _type_problems(placement: Placement, spec: ModelSpec) -> Iterator[str]:
+    """Experts on a GPU are made from what the version dequantises there."""
+    for module in spec.of_role(Role.EXPERTS):
+        assert module.layer is not None
+        choice = placement.layers[module.layer].experts
+        if choice is None or choice.device == "cpu":
+            continue
+        bad = gpu_expert_types_missing(placement.engine, spec, module)
+        if bad:
+            yield f"layer {module.layer}'s experts are {', '.join(bad)}, which it leaves to the cpu"
+            return
+
+
+def gpu_expert_types_missing(engine_name: str, spec: ModelSpec, module: Module) -> list[str]:
+    """Types of a layer's experts that the engine cannot bring to a GPU."""
+    found = {info.ggml_type for info in spec.tensor_infos(module)}
+    return sorted(kind.name for kind in found - engine(engine_name).gpu_expert_types)
 
 
 def _odd_marlin(placement: Placement, spec: ModelSpec) -> Iterator[str]:

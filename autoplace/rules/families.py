@@ -38,6 +38,11 @@ class Family:
     model: str = ""
     """Empty where KTransformers has no class that moves activations between devices."""
 
+    can_split: bool = False
+    """Whether it has rules that move activations between GPUs, outside the server."""
+    in_chat: bool = True
+    """Whether it has rules outside the server at all."""
+
     def path(self, name: str) -> str:
         return f"ktransformers.models.{self.package}.{name}"
 
@@ -49,6 +54,7 @@ _V2 = Family(
     moe=("DeepseekV2MoE", "KDeepseekV2MoE"),
     attention="KDeepseekV2Attention",
     model="KDeepseekV2Model",
+    can_split=True,
 )
 _V3 = Family(
     "modeling_deepseek_v3",
@@ -58,20 +64,22 @@ _V3 = Family(
     router=("MoEGate", "KMoEGate"),
     attention="KDeepseekV2Attention",
     model="KDeepseekV2Model",
+    can_split=True,
 )
 _QWEN2_MOE = Family(
     "modeling_qwen2_moe",
     plain_rotary=("Qwen2MoeRotaryEmbedding", "RotaryEmbedding"),
     moe=("Qwen2MoeSparseMoeBlock", "KQwen2MoeSparseMoeBlock"),
     model="KQwen2MoeModel",
+    can_split=True,
 )
-_QWEN3_MOE = Family("modeling_qwen3_moe", model="KQwen2MoeModel")
+_QWEN3_MOE = Family("modeling_qwen3_moe", model="KQwen2MoeModel", in_chat=False)
 _MIXTRAL = Family(
     "modeling_mixtral",
     plain_rotary=("MixtralRotaryEmbedding", "RotaryEmbedding"),
     moe=("MixtralSparseMoeBlock", "KMistralSparseMoEBlock"),
 )
-_LLAMA = Family("modeling_llama", model="KLlamaModel")
+_LLAMA = Family("modeling_llama", model="KLlamaModel", in_chat=False)
 
 _FAMILIES: Mapping[str, Family] = {
     "DeepseekV2Model": _V2,

@@ -1,7 +1,7 @@
 """One thing that is wrong or doubtful in a rule file, said so that its author can mend it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from autoplace.errors import AutoplaceError
@@ -24,31 +24,65 @@ class Finding:
     """Stable, in kebab case: `unknown-class`."""
     message: str
     rule: int | None = None
-    """Number of the rule in the file, from 1."""
+    """Number of the rule in the file, from 1; of the first where several have the fault."""
     line: int | None = None
-    """Line of the file, from 1."""
+    """Line of the file, from 1; of the first place."""
     layers: tuple[int, ...] = ()
     remedy: str = ""
+    effect: str = ""
+    """What happens at run time because of it."""
+    rules: tuple[int, ...] = ()
+    """All rules that have the fault; empty for at most one."""
+    lines: tuple[int, ...] = ()
+    """Their places, in the same order."""
+
+    @property
+    def all_rules(self) -> tuple[int, ...]:
+        return self.rules or (() if self.rule is None else (self.rule,))
+
+    @property
+    def all_lines(self) -> tuple[int, ...]:
+        return self.lines or ((self.line,) if self.line else ())
 
     @property
     def place(self) -> str:
         """`rule 3, line 24, layers 30-59`, as far as known."""
         parts = []
-        if self.rule is not None:
-            parts.append(f"rule {self.rule}")
-        if self.line:
-            parts.append(f"line {self.line}")
+        for word, numbers in (("rule", self.all_rules), ("line", self.all_lines)):
+            if numbers:
+                shown = ranges(numbers) if word == "rule" else ", ".join(map(str, numbers))
+                parts.append(f"{word}{'s' if len(numbers) > 1 else ''} {shown}")
         if self.layers:
-            parts.append(
-                f"layers {ranges(self.layers)}"
-                if len(self.layers) > 1
-                else f"layer {self.layers[0]}"
-            )
+            word = "layers" if len(self.layers) > 1 else "layer"
+            parts.append(f"{word} {ranges(self.layers)}")
         return ", ".join(parts)
 
     def __str__(self) -> str:
         text = f"{self.place}: {self.message}" if self.place else self.message
-        return f"{text}; {self.remedy}" if self.remedy else text
+        return "; ".join(part for part in (text, self.effect, self.remedy) if part)
+
+
+def merge(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings that differ only in their place become one, at all the places."""
+    merged: dict[tuple[object, ...], Finding] = {}
+    for finding in findings:
+        key = (finding.severity, finding.code, finding.message, finding.effect, finding.remedy)
+        known = merged.get(key)
+        merged[key] = finding if known is None else _joined(known, finding)
+    return list(merged.values())
+
+
+def _joined(first: Finding, second: Finding) -> Finding:
+    rules = tuple(sorted({*first.all_rules, *second.all_rules}))
+    lines = tuple(sorted({*first.all_lines, *second.all_lines}))
+    return replace(
+        first,
+        rule=rules[0] if rules else None,
+        line=lines[0] if lines else None,
+        rules=rules if len(rules) > 1 else (),
+        lines=lines if len(lines) > 1 else (),
+        layers=tuple(sorted({*first.layers, *second.layers})),
+    )
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -60,6 +94,11 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def layers_text(layers: Sequence[int]) -> str:
+    """`layer 3`, `layers 3-4, 30`."""
+    return f"layer{'s' if len(layers) > 1 else ''} {ranges(layers)}"
 
 
 def refuse(findings: Sequence[Finding], *, source: str, shown: int = 3) -> None:

@@ -31,13 +31,13 @@ def assign(rules: Sequence[Rule], spec: ModelSpec, *, engine: str) -> Assignment
     A faulty file has a meaning too. Raises `AutoplaceError` only for a pattern that is no regex or
     takes too long.
     """
-    matcher = _Matcher.of(rules)
+    matcher = Matcher.of(rules)
     modules = {entry.path: entry for entry in _walk(spec.modules, matcher, spec)}
     return Assignment(engine, modules)
 
 
 def _walk(
-    modules: Iterable[Module], matcher: "_Matcher", spec: ModelSpec
+    modules: Iterable[Module], matcher: "Matcher", spec: ModelSpec
 ) -> Iterator[ModuleAssignment]:
     """Visit modules in order, but none below a match that is not recursive."""
     pruned = None
@@ -54,7 +54,7 @@ def _walk(
 
 
 @dataclass
-class _Matcher:
+class Matcher:
     """The rules, compiled, with those of a class found by the class of the module."""
 
     rules: Sequence[Rule]
@@ -63,7 +63,7 @@ class _Matcher:
     deadline: float
 
     @classmethod
-    def of(cls, rules: Sequence[Rule]) -> "_Matcher":
+    def of(cls, rules: Sequence[Rule]) -> "Matcher":
         deadline = time.thread_time() + TIME_LIMIT_S
         return cls(rules, [_compiled(rule) for rule in rules], {}, deadline)
 
@@ -82,6 +82,15 @@ class _Matcher:
             if pattern is None or pattern.search(path) is not None:
                 return index
         return None
+
+    def matches(self, index: int, path: str, class_name: str) -> bool:
+        """Whether a rule matches a module, earlier rules aside."""
+        rule, pattern = self.rules[index], self.patterns[index]
+        if rule.match_class is not None and not vocabulary.is_instance(
+            class_name, rule.match_class
+        ):
+            return False
+        return pattern is None or pattern.search(path) is not None
 
     def _of_class(self, class_name: str) -> list[int]:
         return [
@@ -129,7 +138,7 @@ def _operator(rule: Rule, default: str | None) -> str | None:
 
 
 def _single_experts(
-    experts: Module, spec: ModelSpec, matcher: _Matcher
+    experts: Module, spec: ModelSpec, matcher: Matcher
 ) -> Iterator[ModuleAssignment]:
     """The modules below a layer's experts, which a rule file visits unless it stops above them.
 

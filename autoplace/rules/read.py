@@ -5,7 +5,8 @@
 the file names.
 """
 
-from collections.abc import Collection
+import difflib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from autoplace.placement.assignment import Value
 from autoplace.rules import document, vocabulary
 from autoplace.rules.finding import Finding, Severity, refuse
 from autoplace.rules.header import Header, sha256_of, split_header
+from autoplace.rules.number_range import number_range_remedy
 from autoplace.rules.pattern import PatternError, compile_pattern
 from autoplace.rules.rule import Rule
 
@@ -31,6 +33,10 @@ class RuleFile:
     body: str
     findings: tuple[Finding, ...] = ()
     """What is wrong with the text; empty after `parse_rules`."""
+    broken_patterns: Mapping[int, str] = field(default_factory=dict)
+    """Number of a rule → its pattern, which does not compile; the rule is not in `rules`."""
+    starts: tuple[int, ...] = ()
+    """Line of each entry of the list, from 1, rules or not; for editing."""
 
     @property
     def is_untouched(self) -> bool:
@@ -70,7 +76,14 @@ def read_rules(text: str, *, source: str) -> RuleFile:
     header, body = split_header(text, source=source)
     reader = _Reader(first_line=text.count("\n") - body.count("\n"))
     rules = reader.read(body)
-    return RuleFile(tuple(rules), header, body, tuple(reader.findings))
+    return RuleFile(
+        tuple(rules),
+        header,
+        body,
+        tuple(reader.findings),
+        reader.broken_patterns,
+        tuple(reader.starts),
+    )
 
 
 @dataclass
@@ -80,6 +93,8 @@ class _Reader:
     first_line: int
     findings: list[Finding] = field(default_factory=list)
     number: int | None = None
+    broken_patterns: dict[int, str] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)
 
     def read(self, body: str) -> list[Rule]:
         try:
@@ -94,12 +109,15 @@ class _Reader:
         rules = []
         for number, node in enumerate(root.items, start=1):
             self.number = number
+            self.starts.append(node.line + self.first_line)
             rule = self._rule(node)
             if rule is not None:
                 rules.append(rule)
         return rules
 
-    def _fault(self, code: str, message: str, line: int | None, remedy: str = "") -> None:
+    def _fault(
+        self, code: str, message: str, line: int | None, remedy: str = "", *, effect: str = ""
+    ) -> None:
         self.findings.append(
             Finding(
                 Severity.ERROR,
@@ -108,6 +126,7 @@ class _Reader:
                 rule=self.number,
                 line=line + self.first_line if line else None,
                 remedy=remedy,
+                effect=effect,
             )
         )
 
@@ -125,9 +144,10 @@ class _Reader:
         recursive = self._recursive(node)
         if (name is None and match_class is None) or replace_class is None:
             return None
-        return Rule(
-            name, match_class, replace_class, kwargs, recursive, node.line + self.first_line
-        )
+        if self.number in self.broken_patterns:
+            return None
+        line = node.line + self.first_line
+        return Rule(name, match_class, replace_class, kwargs, recursive, line, self.number or 0)
 
     def _check_keys(self, node: document.Mapping, known: tuple[str, ...], what: str) -> None:
         for key, _ in node.items:
@@ -161,7 +181,16 @@ class _Reader:
             compile_pattern(text)
         except PatternError as error:
             place = "" if error.position is None else f" at character {error.position + 1}"
-            self._fault("bad-pattern", f"the pattern {_short(text)!r}: {error}{place}", node.line)
+            self.broken_patterns[self.number or 0] = text
+            self._fault(
+                "bad-pattern",
+                f"the pattern {_short(text)!r}: {error}{place}",
+                node.line,
+                number_range_remedy(text) or "",
+                effect="KTransformers stops with re.error before it loads anything"
+                if error.position is not None
+                else "",
+            )
             return None
         return text
 
@@ -214,7 +243,8 @@ class _Reader:
                 "unknown-option",
                 f"{short} has no option {name!r}{near}",
                 line,
-                "KTransformers would ignore it" if near else "",
+                _rename(name, options),
+                effect="KTransformers ignores it without a word, and the default is used",
             )
         else:
             problem = vocabulary.problem_with(name, value)
@@ -231,7 +261,8 @@ class _Reader:
             "bad-recursive",
             f"'recursive' must be true or false, not {_kind(value)}",
             value.line,
-            "KTransformers would take any text as true",
+            "write recursive: false, unquoted",
+            effect="KTransformers takes any text as true, and goes on below the match",
         )
         return bool(value.value) if isinstance(value, document.Scalar) else bool(value.items)
 
@@ -264,6 +295,11 @@ def _kind(node: document.Node | None) -> str:
         return "nothing"
     names = {str: "string", bool: "boolean", int: "number", float: "number"}
     return f"the {names[type(node.value)]} {node.value!r}"
+
+
+def _rename(name: str, options: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, sorted(options), n=1, cutoff=0.6)
+    return f"write {near[0]}" if near else "leave it out"
 
 
 def _short(text: str) -> str:

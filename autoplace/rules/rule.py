@@ -20,3 +20,5 @@ class Rule:
     recursive: bool = True
     line: int = 0
     """Of the entry in the file, from 1; 0 for a compiled rule."""
+    number: int = field(default=0, compare=False)
+    """Of the entry in the file, from 1; 0 for a compiled rule."""

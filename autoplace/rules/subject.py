@@ -1,14 +1,19 @@
 """What the checks look at, and where they report to."""
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from autoplace.architectures.spec import ModelSpec, Module, Role
 from autoplace.hardware.machine import Machine
 from autoplace.placement.assignment import Assignment, ModuleAssignment
-from autoplace.rules.finding import Finding, Severity
+from autoplace.rules.finding import Finding, Severity, merge
 from autoplace.rules.rule import Rule
+from autoplace.rules.vocabulary import LINEAR_ROLES
+
+ON_LAYER = (Role.ATTENTION, Role.NORM, Role.KV_B, Role.ROUTER, Role.ROTARY, Role.SHARED_GATE)
+"""Modules that compute where the activations are."""
 
 
 @dataclass
@@ -19,7 +24,15 @@ class Subject:
     spec: ModelSpec
     machine: Machine | None
     rules: tuple[Rule, ...]
-    _found: dict[tuple[Severity, str, str, str, int | None], set[int]] = field(default_factory=dict)
+    text_findings: Sequence[Finding] = ()
+    """What reading the text found: causes of which the checks see the consequences."""
+    broken_patterns: dict[int, str] = field(default_factory=dict)
+    """Number of a rule → its pattern, which does not compile: the walk leaves the rule out."""
+    explained: set[int] = field(default_factory=set)
+    """Layers whose lack of rules a finding has explained already."""
+    explained_rules: set[int] = field(default_factory=set)
+    """Indices of rules that match nothing for a reason that a finding has given already."""
+    _found: list[Finding] = field(default_factory=list)
 
     @property
     def is_builtin(self) -> bool:
@@ -35,27 +48,40 @@ class Subject:
         code: str,
         message: str,
         *,
-        layer: int | None = None,
-        rule: int | None = None,
+        layers: Iterable[int] = (),
+        rules: Iterable[int | None] = (),
+        effect: str = "",
         remedy: str = "",
     ) -> None:
-        """Note a finding; those that differ only in their layer become one."""
-        layers = self._found.setdefault((severity, code, message, remedy, rule), set())
-        if layer is not None:
-            layers.add(layer)
-
-    def findings(self) -> Iterator[Finding]:
-        for (severity, code, message, remedy, rule), layers in self._found.items():
-            known = rule is not None and rule < len(self.rules)
-            yield Finding(
+        """Note a finding of rules by their indices; those that differ only in place become one."""
+        indices = sorted({rule for rule in rules if rule is not None})
+        numbers = tuple(self.number(index) for index in indices)
+        lines = tuple(line for index in indices if (line := self._line(index)))
+        self._found.append(
+            Finding(
                 severity,
                 code,
                 message,
-                rule=None if rule is None else rule + 1,
-                line=(self.rules[rule].line or None) if known and rule is not None else None,
-                layers=tuple(sorted(layers)),
+                rule=numbers[0] if numbers else None,
+                line=lines[0] if lines else None,
+                layers=tuple(sorted(set(layers))),
+                effect=effect,
                 remedy=remedy,
+                rules=numbers if len(numbers) > 1 else (),
+                lines=lines if len(lines) > 1 else (),
             )
+        )
+
+    def findings(self) -> list[Finding]:
+        return merge(self._found)
+
+    def number(self, index: int) -> int:
+        """A rule's number in the file, which counts rules that could not be read too."""
+        known = index < len(self.rules) and self.rules[index].number
+        return known or index + 1
+
+    def _line(self, index: int) -> int:
+        return self.rules[index].line if index < len(self.rules) else 0
 
     def entries(self) -> Iterator[tuple[Module, ModuleAssignment]]:
         """The model's own modules with what the rules say of them."""
@@ -73,7 +99,8 @@ class Subject:
     @cached_property
     def stream(self) -> tuple[str, ...]:
         """Device of the activations in each layer, by the transfer map as the engine reads it."""
-        moves = self.assignment.transfer_map
+        model = self.assignment.modules.get("model")
+        moves = self.assignment.transfer_map if model and model.class_name else {}
         device = self.start_device
         devices = []
         for index in range(self.spec.geometry.num_layers):
@@ -81,6 +108,31 @@ class Subject:
             device = str(target) if target is not None else device
             devices.append(device)
         return tuple(devices)
+
+    @cached_property
+    def homes(self) -> tuple[str, ...]:
+        """Device that each layer is meant to be on: where most of its modules are put by rules.
+
+        A layer that no rule names is taken to be where the activations are.
+        """
+        votes: list[Counter[str]] = [Counter() for _ in range(self.spec.geometry.num_layers)]
+        for module, entry in self.entries():
+            if module.layer is None or entry.rule is None:
+                continue
+            follows = self.is_ktransformers and entry.device != "cpu"
+            if module.role in ON_LAYER or (follows and module.role in LINEAR_ROLES):
+                votes[module.layer][entry.device] += 1
+        return tuple(_winner(vote, self.stream[layer]) for layer, vote in enumerate(votes))
+
+
+def _winner(votes: Counter[str], stream: str) -> str:
+    most = max(votes.values(), default=0)
+    return stream if votes[stream] == most else votes.most_common(1)[0][0]
+
+
+def homes_of(assignment: Assignment, spec: ModelSpec) -> tuple[str, ...]:
+    """Device that each layer is meant to be on."""
+    return Subject(assignment, spec, None, ()).homes
 
 
 def short_name(module: Module) -> str:
@@ -90,10 +142,14 @@ def short_name(module: Module) -> str:
     return module.path.removeprefix(f"model.layers.{module.layer}.")
 
 
-def list_names(names: Iterable[str], shown: int = 3) -> str:
+def list_names(names: Iterable[str], shown: int = 4) -> str:
     """`a is`, `a, b and 4 more are`."""
     names = list(names)
     if len(names) == 1:
         return f"{names[0]} is"
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return f"{', '.join(names[:shown])}{more} are"
+
+
+def layers_of(modules: Sequence[Module]) -> set[int]:
+    return {module.layer for module in modules if module.layer is not None}

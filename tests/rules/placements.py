@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from autoplace.architectures.spec import ModelSpec, Role
 from autoplace.placement.placement import Choice, LayerPlacement, Placement
+from autoplace.rules.expressible import gpu_expert_types_missing
 
 
 def linear_choices(devices: Sequence[str], *, cpu: bool) -> st.SearchStrategy[Choice]:
@@ -44,11 +45,12 @@ def placements(draw: st.DrawFn, spec: ModelSpec, engine: str, num_gpus: int = 3)
     with_mlp = {
         m.layer for role in (Role.DENSE_LINEAR, Role.SHARED_LINEAR) for m in spec.of_role(role)
     }
+    bits = (4, 8) if builtin else (4,)
     few = [
         (
             draw(linear_choices(devices, cpu=True)),
             draw(linear_choices(devices, cpu=True)),
-            draw(expert_choices(devices, bits=(4, 8) if builtin else (4,))),
+            draw(expert_choices(_expert_devices(spec, engine, devices), bits=bits)),
         )
         for _ in range(3)
     ]
@@ -67,6 +69,14 @@ def placements(draw: st.DrawFn, spec: ModelSpec, engine: str, num_gpus: int = 3)
             )
         )
     return Placement(engine, tuple(layers), draw(linear_choices(devices, cpu=builtin)))
+
+
+def _expert_devices(spec: ModelSpec, engine: str, devices: Sequence[str]) -> Sequence[str]:
+    """Only the host, where the engine cannot bring the file's types to a GPU."""
+    experts = spec.of_role(Role.EXPERTS)
+    if any(gpu_expert_types_missing(engine, spec, module) for module in experts):
+        return ["cpu"]
+    return devices
 
 
 def _beside(choice: Choice, device: str) -> Choice:

@@ -46,7 +46,7 @@ def split(model: str, at: int, engine: str = "ktransformers-0.3") -> Placement:
 
 
 @pytest.mark.parametrize("model", GEOMETRIES)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_what_is_compiled_reads_back_as_the_same_placement(model: str, data: st.DataObject) -> None:
     placement = data.draw(placements(spec(model), "builtin"))
@@ -59,7 +59,7 @@ def test_what_is_compiled_reads_back_as_the_same_placement(model: str, data: st.
 
 
 @pytest.mark.parametrize("model", KTRANSFORMERS_FAMILIES)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_ktransformers_placements_read_back_too(model: str, data: st.DataObject) -> None:
     placement = data.draw(placements(spec(model), "ktransformers-0.3"))

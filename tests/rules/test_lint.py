@@ -8,7 +8,7 @@ import pytest
 from autoplace.errors import AutoplaceError
 from autoplace.hardware.machine import Device, Machine
 from autoplace.rules.finding import Finding, Severity, ranges
-from autoplace.rules.lint import lint, refuse_unrunnable
+from autoplace.rules.lint import examine, refuse_unrunnable
 from autoplace.rules.match import assign
 from autoplace.rules.read import read_rules
 from tests.rules.specs import spec
@@ -97,9 +97,7 @@ def v2_on_two_gpus() -> str:
 
 def check(text: str, *, engine: str = "builtin", machine: Machine = TWO_GPUS) -> list[Finding]:
     read = read_rules(text, source="mine.yaml")
-    assignment = assign(read.rules, spec("deepseek-v2"), engine=engine)
-    found = lint(assignment, spec("deepseek-v2"), machine=machine, rules=read.rules)
-    return [*read.findings, *found]
+    return list(examine(read, spec("deepseek-v2"), engine=engine, machine=machine).findings)
 
 
 @pytest.mark.parametrize(
@@ -126,16 +124,17 @@ LATER = range(30, 60)
     ("mutate", "engine", "code", "layers", "words"),
     [
         (sub(f"(?:{FIRST})", "([0-2][0-9])"), "builtin", "unmatched", range(10), "no rule matches"),
-        (sub(f"(?:{SECOND})", "([30-59])"), "builtin", "experts-plain", LATER, "not replaced"),
-        (sub(f"(?:{SECOND})", "([30-59])"), "builtin", "dead-rule", (), "first match of no module"),
+        (sub(f"(?:{SECOND})", "([30-59])"), "builtin", "number-range", LATER, "two-digit numbers"),
+        (sub(f"(?:{SECOND})", "([30-59])"), "builtin", "number-range", LATER, "dead rules"),
+        (sub(f"(?:{SECOND})", "([59-30])"), "builtin", "bad-pattern", (), "bad character range"),
         (sub("        30: cuda:1", "        '30': cuda:1"), "builtin", "transfer-key", (), "'30'"),
-        (sub("        30: cuda:1", "        '30': cuda:1"), "builtin", "wrong-device", LATER, ""),
+        (sub("        30: cuda:1", "        '30': cuda:1"), "builtin", "transfer-key", LATER, ""),
         (
             sub("        30: cuda:1", "        31: cuda:1"),
             "builtin",
-            "wrong-device",
+            "transfer-layer",
             [30],
-            "cuda:1",
+            "move before layer 31 only",
         ),
         (sub("        30: cuda:1", "        90: cuda:1"), "builtin", "transfer-key", (), "0 to 59"),
         (sub("        30: cuda:1", "        30: cuda"), "builtin", "transfer-device", (), "cuda:N"),
@@ -169,7 +168,7 @@ LATER = range(30, 60)
             "builtin",
             "wrong-device",
             (),
-            "model.norm is on cuda:0, but the activations end on cuda:1",
+            "model.norm, lm_head are on cuda:0, but the activations are on cuda:1",
         ),
         (
             sub("generate_op: KExpertsCPU", "generate_op: KExpertsMarlin"),
@@ -250,8 +249,8 @@ def test_experts_on_a_gpu_cost_the_cuda_graphs_in_ktransformers_only() -> None:
     (advice,) = check(text, engine="ktransformers-0.3")
     assert (advice.severity, advice.code) == (Severity.ADVICE, "cuda-graph")
     assert advice.layers == tuple(range(1, 60))
-    (first, second) = check(text, engine="ktransformers-0.3.2")
-    assert {first.code, second.code} == {"engine"}
+    (refused,) = check(text, engine="ktransformers-0.3.2")
+    assert (refused.code, refused.rules) == ("engine", (8, 9))
 
 
 def test_marlin_needs_a_card_that_can_run_it() -> None:
@@ -263,19 +262,18 @@ def test_marlin_needs_a_card_that_can_run_it() -> None:
 
 def test_the_first_few_errors_are_refused_in_one_line_with_rule_and_line() -> None:
     text = v2_on_two_gpus().replace("        30: cuda:1", "        31: cuda:1")
+    text = text.replace("(?!self_attn\\.kv_b_proj$).*", ".*")
     rules = read_rules(text, source="mine.yaml").rules
     assignment = assign(rules, spec("deepseek-v2"), engine="builtin")
-    with pytest.raises(
-        AutoplaceError, match=r"^mine.yaml: rule \d+, line \d+, layer 30: "
-    ) as caught:
+    with pytest.raises(AutoplaceError, match=r"^mine.yaml: rules 4-5, lines \d+, \d+, ") as caught:
         refuse_unrunnable(
             assignment, spec("deepseek-v2"), TWO_GPUS, rules=rules, source="mine.yaml"
         )
     message = str(caught.value)
     assert "\n" not in message
-    assert message.count(" | ") == 3
+    assert message.count(" | ") == 1
     number, line = map(int, re.findall(r"rule (\d+), line (\d+)", message)[0])
-    assert text.splitlines()[line - 1] == "- match:"
+    assert text.splitlines()[line - 1] == "- match: {name: ^model$}"
     assert rules[number - 1].line == line
 
 
@@ -288,3 +286,94 @@ def test_a_good_file_is_not_refused_and_warnings_alone_do_not_refuse() -> None:
 
 def test_layers_are_shown_as_ranges() -> None:
     assert ranges([5, 0, 1, 2, 7, 8]) == "0-2, 5, 7-8"
+
+
+def only(text: str, code: str, *, engine: str = "ktransformers-0.3") -> Finding:
+    """The one finding; none of its consequences may be a finding of its own."""
+    (finding,) = check(text, engine=engine)
+    assert finding.code == code, finding
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("mutate", "code", "rules", "layers"),
+    [
+        (sub(f"(?:{SECOND})", "([30-59])"), "number-range", (3, 5, 7, 9, 11, 14), LATER),
+        (sub("        30: cuda:1", "        '30': cuda:1"), "transfer-key", (), LATER),
+        (sub("        30: cuda:1", "        31: cuda:1"), "transfer-layer", (), [30]),
+        (sub("        30: cuda:1", "        27: cuda:1"), "transfer-layer", (), range(27, 30)),
+        (
+            sub("      transfer_map:\n        30: cuda:1\n", ""),
+            "no-transfer-map",
+            (),
+            LATER,
+        ),
+        (sub("recursive: false", "recursive: 'no'"), "bad-recursive", (8, 9), range(1, 60)),
+        (sub("recursive: false", "recursive: true"), "experts-recursive", (8, 9), range(1, 60)),
+        (sub("(?!self_attn\\.kv_b_proj$).*", ".*"), "kv-b-replaced", (4, 5), range(60)),
+        (sub("generate_op: KL", "generate_opp: KL"), "unknown-option", (4, 5), range(60)),
+        (sub("      out_device: cuda:1\n", ""), "out-device", (), LATER),
+        (
+            sub("      per_layer_prefill_intput_threshold: 0\n", ""),
+            "layerwise-prefill",
+            (),
+            [],
+        ),
+        (
+            sub("|(^model\\.norm)|(^lm_head)", ""),
+            "wrong-device",
+            (),
+            [],
+        ),
+        (
+            sub(
+                "default\n    kwargs:\n      generate_device: cuda:1\n      prefill_device: cuda:1",
+                "default\n    kwargs:\n      generate_device: cuda:0\n      prefill_device: cuda:0",
+            ),
+            "wrong-device",
+            (),
+            LATER,
+        ),
+    ],
+)
+def test_one_cause_is_one_finding(
+    mutate: Callable[[str], str], code: str, rules: tuple[int, ...], layers: range | list[int]
+) -> None:
+    finding = only(mutate(v2_on_two_gpus()), code)
+    assert finding.rules == rules
+    assert finding.layers == tuple(layers)
+    assert finding.effect
+    assert finding.remedy
+
+
+def test_rules_that_others_stand_in_front_of_are_one_finding_that_names_them() -> None:
+    parts = v2_on_two_gpus().split("- match:")
+    experts = [part for part in parts if "KTransformersExperts" in part]
+    finding = only(v2_on_two_gpus() + "- match:".join(["", *experts]), "shadowed-rule")
+    assert finding.rules == (15, 16)
+    assert "rules 8-9" in finding.message
+
+
+def test_a_rule_for_a_class_that_the_model_lacks_says_which() -> None:
+    gate = entry("mlp$", "ktransformers.models.modeling_deepseek_v3.MoEGate", "default", "cuda:0")
+    finding = only(v2_on_two_gpus() + gate, "dead-rule")
+    assert "deepseek-v2: it has no MoEGate" in finding.message
+
+
+def test_a_default_rule_without_keywords_is_a_key_error_to_come() -> None:
+    text = v2_on_two_gpus() + "- {match: {name: x}, replace: {class: default}}\n"
+    good = text.replace("- match:\n    name: ^model\\.embed", "- match:\n    name: ^modl\\.embed")
+    found = check(good.replace("{name: x}", "{name: ^model.embed}"), engine="ktransformers-0.3")
+    assert {finding.code for finding in found} == {"no-device", "dead-rule", "embedding-on-gpu"}
+    assert any("KeyError" in finding.effect for finding in found)
+
+
+def test_a_number_of_a_rule_counts_rules_that_could_not_be_read() -> None:
+    broken = "- match: {name: '([4-10])'}\n  replace: {class: default}\n"
+    text = broken + v2_on_two_gpus().replace("        30: cuda:1", "        31: cuda:1")
+    found = check(text, engine="ktransformers-0.3")
+    assert [(finding.code, finding.rule) for finding in found] == [
+        ("bad-pattern", 1),
+        ("transfer-layer", 13),
+    ]
+    assert "(?:4|5|…|10)" in found[0].remedy
