@@ -58,7 +58,11 @@ def first_placements(
     for study in earlier[:1]:
         yield from _best_of_earlier(study, problem.space)
     model = LatencyModel(
-        problem.spec, problem.machine, problem.workload, dtype_bytes=problem.dtype_bytes
+        problem.spec,
+        problem.machine,
+        problem.workload,
+        dtype_bytes=problem.dtype_bytes,
+        engine=problem.space.engine,
     )
     starts = [problem.space.encode(one.placement, one.settings) for one in obvious]
     for predicted in best_placements(

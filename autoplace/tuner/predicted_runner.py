@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from autoplace.architectures.spec import ModelSpec
 from autoplace.bench.metrics import Basis, DeviceBytes, Metrics, Outcome, Spread, Status
 from autoplace.bench.request import TrialRequest
-from autoplace.placement.memory import DeviceMemory, plan_memory
+from autoplace.placement.memory import plan_memory
+from autoplace.placement.totals import DeviceMemory
 from autoplace.predict.latency import LatencyModel, Prediction
 from autoplace.rules.match import assign
 from autoplace.rules.read import parse_rules
@@ -40,7 +41,13 @@ class PredictedRunner(Runner):
                     out_of_memory_device=device,
                     out_of_memory_bytes=over,
                 )
-        model = LatencyModel(self._spec, request.machine, request.workload, dtype_bytes=dtype_bytes)
+        model = LatencyModel(
+            self._spec,
+            request.machine,
+            request.workload,
+            dtype_bytes=dtype_bytes,
+            engine=request.engine,
+        )
         prediction = model.predict(read_back(assignment, self._spec), request.settings)
         return Outcome(
             Status.OK,

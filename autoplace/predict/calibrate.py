@@ -1,0 +1,168 @@
+"""Corrects the model by measured trials: bounded, drawn towards the start, robust to outliers.
+
+A prediction is a sum of costs by key. Every key gets a factor, and all together one more, so that
+log(predicted) meets log(measured); Huber's loss keeps one bad measurement from bending them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autoplace.placement.placement import Placement
+from autoplace.placement.settings import RunSettings
+from autoplace.predict.calibration import Calibration
+from autoplace.predict.latency import LatencyModel
+
+LARGEST_FACTOR = 4.0
+"""Of a key, each way. What lies beyond is no correction but a mistake."""
+LARGEST_SCALE = 10.0
+"""Of all keys together: a shared or throttled host."""
+NOISE = 0.05
+"""Relative noise of a measurement; residuals of more than twice that count less."""
+FREEDOM = 0.4
+"""Standard deviation of log(factor) of a key around the start; of the common scale: 1."""
+SUSPICIOUS = 3.0
+LEAST_FOR_ERROR = 3
+"""Trials before a leave-one-out error says anything."""
+_STEPS = 40
+
+Floats = NDArray[np.float64]
+Seconds = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One measured placement."""
+
+    placement: Placement
+    settings: RunSettings
+    decode_s: float
+    """Seconds of one token."""
+    prefill_s: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Factors by key, and what leaving out each observation in turn says of them."""
+
+    factors: Mapping[str, float]
+    errors: tuple[float, ...]
+    """Relative errors, predicted over measured minus one, each without its own observation."""
+    suspicious: Mapping[int, float]
+    """Observation → how many times longer it took than predicted; none of these was fitted."""
+
+    @property
+    def error(self) -> float | None:
+        """Mean of the absolute relative errors; None for too few observations."""
+        if len(self.errors) < LEAST_FOR_ERROR:
+            return None
+        return float(np.mean(np.abs(self.errors)))
+
+
+@dataclass(frozen=True)
+class Refit:
+    """A calibration out of trials, with its doubts."""
+
+    calibration: Calibration
+    decode: Fitted
+    prefill: Fitted
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What contradicts the model by over three times, with its likely cause."""
+        return tuple(
+            f"measurement {index}: {phase} took {ratio:.2g} times what is predicted: "
+            f"{_cause(ratio)}"
+            for phase, fitted in (("decode", self.decode), ("prefill", self.prefill))
+            for index, ratio in fitted.suspicious.items()
+        )
+
+
+def refit(model: LatencyModel, observations: Sequence[Observation]) -> Refit:
+    """Correct the calibration that `model` has by what was measured."""
+    pairs = [model.by_key(one.placement, one.settings) for one in observations]
+    decode = fit([pair[0] for pair in pairs], [one.decode_s for one in observations])
+    prefill = fit([pair[1] for pair in pairs], [one.prefill_s for one in observations])
+    start = model.calibration
+    num_trials = start.num_trials + len(observations)
+    calibration = replace(
+        start,
+        source=f"{start.source.split(' and ')[0]} and {num_trials} trials",
+        decode=_times(start.decode, decode.factors),
+        prefill=_times(start.prefill, prefill.factors),
+        num_trials=num_trials,
+        decode_error=start.decode_error if decode.error is None else decode.error,
+        prefill_error=start.prefill_error if prefill.error is None else prefill.error,
+    )
+    return Refit(calibration, decode, prefill)
+
+
+def fit(
+    costs: Sequence[Seconds], measured_s: Sequence[float], *, freedom: float = FREEDOM
+) -> Fitted:
+    """Factors that turn the sums of `costs` into `measured_s`, best by all that are plausible."""
+    keys = sorted({key for cost in costs for key in cost})
+    matrix = np.array([[cost.get(key, 0.0) for key in keys] for cost in costs])
+    measured = np.array(measured_s, float)
+    suspicious = _suspicious(matrix, measured)
+    kept = [i for i in range(len(measured)) if i not in suspicious]
+    if not kept:
+        return Fitted({}, (), suspicious)
+    factors = _factors(matrix[kept], measured[kept], freedom)
+    errors = []
+    for i in kept if len(kept) > 1 else []:
+        others = [j for j in kept if j != i]
+        without = _factors(matrix[others], measured[others], freedom)
+        errors.append(float(matrix[i] @ without / measured[i] - 1))
+    named = {key: float(factor) for key, factor in zip(keys, factors, strict=True)}
+    return Fitted(named, tuple(errors), suspicious)
+
+
+def _suspicious(matrix: Floats, measured: Floats) -> dict[int, float]:
+    """Those that differ from the others' common ratio to the model by over three times."""
+    ratios = measured / matrix.sum(1)
+    common = median(ratios) if len(ratios) > 2 else 1.0
+    return {
+        i: float(ratio / common)
+        for i, ratio in enumerate(ratios)
+        if not 1 / SUSPICIOUS <= ratio / common <= SUSPICIOUS
+    }
+
+
+def _factors(matrix: Floats, measured: Floats, freedom: float) -> Floats:
+    """Gauss-Newton on log residuals, reweighted; the last unknown is the common scale."""
+    num_keys = matrix.shape[1]
+    precision = np.append(np.full(num_keys, freedom**-2.0), 1.0)
+    bounds = np.log(np.append(np.full(num_keys, LARGEST_FACTOR), LARGEST_SCALE))
+    theta = np.zeros(num_keys + 1)
+    theta[-1] = np.clip(np.median(np.log(measured / matrix.sum(1))), -bounds[-1], bounds[-1])
+    for _ in range(_STEPS):
+        parts = matrix * np.exp(theta[:-1] + theta[-1])
+        total = parts.sum(1)
+        residual = np.log(measured / total)
+        weight = np.minimum(1.0, 2 * NOISE / np.maximum(np.abs(residual), 1e-12)) / NOISE**2
+        jacobian = np.column_stack([parts / total[:, None], np.ones(len(total))])
+        normal = (jacobian.T * weight) @ jacobian + np.diag(precision)
+        step = np.linalg.solve(normal, jacobian.T @ (weight * residual) - precision * theta)
+        theta = np.clip(theta + np.clip(step, -0.7, 0.7), -bounds, bounds)
+        if np.abs(step).max() < 1e-6:
+            break
+    factors: Floats = np.exp(theta[:-1] + theta[-1])
+    return factors
+
+
+def _times(start: Mapping[str, float], factors: Mapping[str, float]) -> dict[str, float]:
+    """Factors on top of those that the model had; keys not seen take the typical correction."""
+    typical = math.exp(float(np.mean(np.log(list(factors.values()))))) if factors else 1.0
+    keys = {*start, *factors}
+    return {key: start.get(key, 1.0) * factors.get(key, typical) for key in sorted(keys)}
+
+
+def _cause(ratio: float) -> str:
+    if ratio > 1:
+        return "cold or swapped weights, a throttled clock, or others on the machine"
+    return "weights found in a cache, or a bandwidth in the profile that is too low"

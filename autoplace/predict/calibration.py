@@ -1,0 +1,119 @@
+"""What a machine's probe and trials say of the model's constants, as plain data.
+
+A calibration belongs to one machine (by fingerprint) and one engine. It is parsed, never executed.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autoplace.errors import AutoplaceError
+from autoplace.predict.rates import Curve, HostRates
+
+FORMAT = 1
+UNCALIBRATED_DECODE_ERROR = 0.30
+UNCALIBRATED_PREFILL_ERROR = 0.40
+"""Bands where nothing was measured: what is asked of a profile alone (prediction section 3)."""
+PROBED_DECODE_ERROR = 0.20
+PROBED_PREFILL_ERROR = 0.30
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Corrections of the starting values. The empty one corrects nothing."""
+
+    machine: str = ""
+    """Fingerprint; empty for the starting values."""
+    engine: str = ""
+    source: str = "starting values"
+    """`starting values`, `probe`, or `probe and 12 trials`."""
+    rates: HostRates = field(default_factory=HostRates)
+    decode: Mapping[str, float] = field(default_factory=dict)
+    """Cost key → factor on its seconds in decode."""
+    prefill: Mapping[str, float] = field(default_factory=dict)
+    layer_s: float | None = None
+    """Measured time around the operators of one layer that runs on the host."""
+    num_trials: int = 0
+    decode_error: float = UNCALIBRATED_DECODE_ERROR
+    """Expected relative error: leave-one-out once there are trials."""
+    prefill_error: float = UNCALIBRATED_PREFILL_ERROR
+
+    def check(self, *, machine: str, engine: str) -> None:
+        """Raise `AutoplaceError` if it is from another machine or engine, naming the difference."""
+        differences = [
+            f"{what} {mine or 'none'}, not {other}"
+            for what, mine, other in (
+                ("machine", self.machine, machine),
+                ("engine", self.engine, engine),
+            )
+            if mine and mine != other
+        ]
+        if differences:
+            raise AutoplaceError(f"this calibration is of {' and '.join(differences)}")
+
+
+def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
+    return {"format": FORMAT, **asdict(calibration)}
+
+
+def calibration_from_json(data: Mapping[str, Any]) -> Calibration:
+    """Parsed field by field. Raise `AutoplaceError` for what is no calibration."""
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
+        raise AutoplaceError(f"expected a calibration of format {FORMAT} but got {found!r}")
+    try:
+        rates = data["rates"]
+        layer_s = data["layer_s"]
+        return Calibration(
+            machine=str(data["machine"]),
+            engine=str(data["engine"]),
+            source=str(data["source"]),
+            rates=HostRates(
+                _curve(rates["bandwidth_bytes_per_s"]),
+                {str(k): _curve(c) for k, c in rates["decode_bytes_per_s"].items()},
+                {str(k): _curve(c) for k, c in rates["prefill_flops"].items()},
+            ),
+            decode={str(key): _positive(value) for key, value in data["decode"].items()},
+            prefill={str(key): _positive(value) for key, value in data["prefill"].items()},
+            layer_s=None if layer_s is None else _positive(layer_s),
+            num_trials=int(data["num_trials"]),
+            decode_error=float(data["decode_error"]),
+            prefill_error=float(data["prefill_error"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise AutoplaceError(f"this calibration cannot be read: {problem!r}") from problem
+
+
+def load_calibration(path: Path) -> Calibration:
+    """From a JSON file."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise AutoplaceError(f"cannot read {path}: {problem.strerror}") from problem
+    except ValueError as problem:
+        raise AutoplaceError(f"{path} is no JSON: {problem}") from problem
+    return calibration_from_json(data)
+
+
+def save_calibration(calibration: Calibration, path: Path) -> None:
+    """As JSON, in place at once."""
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(calibration_to_json(calibration), indent=2) + "\n")
+        draft.replace(path)
+    except OSError as problem:
+        raise AutoplaceError(f"cannot write {path}: {problem.strerror}") from problem
+
+
+def _curve(data: Mapping[str, Any]) -> Curve:
+    return {int(threads): _positive(rate) for threads, rate in data.items()}
+
+
+def _positive(value: Any) -> float:
+    number = float(value)
+    if not 0 < number < float("inf"):
+        raise ValueError(f"expected a positive number but got {value!r}")
+    return number

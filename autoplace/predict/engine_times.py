@@ -1,0 +1,48 @@
+"""What an engine adds to bytes over bandwidth: launches, CUDA graphs, how it prefills.
+
+Source: prediction.md section 2 (the starting values) and KTransformers' rule that any expert on a
+GPU turns CUDA graphs off for the whole model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineTimes:
+    """Constants of one engine. All are starting values that calibration corrects."""
+
+    layer_launch_s: float
+    """Launching one layer's kernels on a GPU, without a CUDA graph."""
+    has_cuda_graph: bool = False
+    """Whether decode runs as one graph, without the launches, while no expert is on a GPU."""
+    expert_loop_s: float = 0.0
+    """For every expert of a layer on a GPU, used or not: Marlin experts in a Python loop."""
+    streams_prefill: bool = False
+    """Whether long prompts copy experts to a GPU instead of multiplying on the host."""
+    overlaps_shared: bool = True
+    """Whether the shared expert runs on its GPU while the host works on the routed ones."""
+    host_efficiency: float = 0.53
+    """Share of the host's measured bandwidth that experts reach."""
+
+
+_KTRANSFORMERS = EngineTimes(
+    layer_launch_s=0.74e-3,  # measured on an A6000 machine
+    has_cuda_graph=True,
+    expert_loop_s=29e-6,  # 7 to 8 ms for a DeepSeek-V3 layer of 256 experts
+)
+
+ENGINE_TIMES: Mapping[str, EngineTimes] = {
+    "builtin": EngineTimes(layer_launch_s=0.5e-3),
+    "ktransformers-0.2.1": _KTRANSFORMERS,
+    "ktransformers-0.3": _KTRANSFORMERS,
+    "ktransformers-0.3.2": _KTRANSFORMERS,
+    "llama.cpp": EngineTimes(layer_launch_s=0.02e-3, streams_prefill=True, overlaps_shared=False),
+}
+GENERIC = EngineTimes(layer_launch_s=0.1e-3)
+"""Of engines that have no profile here."""
+
+
+def engine_times(engine: str) -> EngineTimes:
+    """The profile of an engine, or the generic one."""
+    return ENGINE_TIMES.get(engine, GENERIC)

@@ -1,0 +1,93 @@
+"""How fast the host reads and multiplies by each operator, by number of threads.
+
+Without a probe: the machine's bandwidth and flops with cautious efficiencies. With one: what was
+measured here at the model's shapes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from autoplace.errors import AutoplaceError
+from autoplace.hardware.machine import Machine
+
+FAMILIES = ("blocks", "marlin4", "marlin8", "dense")
+"""How weights are stored: GGUF blocks, packed in 4 or 8 bits, plain in the engine's dtype."""
+KINDS = ("linear", "experts")
+COMPUTE_EFFICIENCY = 0.5
+CORE_BYTES_PER_S = {"blocks": 6e9, "marlin4": 6e9, "marlin8": 8e9, "dense": 10e9}
+"""Of weights, that one core gets through at batch 1: what compute allows beside bandwidth."""
+FAMILY_COMPUTE = {"blocks": 1.0, "marlin4": 1.0, "marlin8": 1.0, "dense": 1.0}
+"""Share of the host's sustained flops at prefill, by family."""
+HALF_SATURATES = 2.0
+"""Half of the cores saturate the memory."""
+
+Curve = Mapping[int, float]
+"""Number of threads → a rate."""
+
+
+def family_of(operator: str, num_bits: int | None) -> str:
+    """`KExpertsMarlin` with 4 bits → `marlin4`."""
+    if operator.endswith("Marlin"):
+        return f"marlin{num_bits or 4}"
+    return "dense" if operator.endswith("Torch") else "blocks"
+
+
+@dataclass(frozen=True)
+class HostRates:
+    """Measured rates. A family that was not measured has its starting values."""
+
+    bandwidth_bytes_per_s: Curve = field(default_factory=dict)
+    decode_bytes_per_s: Mapping[str, Curve] = field(default_factory=dict)
+    """`experts blocks` → threads → stored bytes a second at batch 1."""
+    prefill_flops: Mapping[str, Curve] = field(default_factory=dict)
+    """`experts blocks` → threads → 2 · tokens · weights a second with many tokens."""
+
+
+class HostSpeed:
+    """The rates of one machine for one engine's efficiency."""
+
+    def __init__(self, machine: Machine, rates: HostRates, *, efficiency: float) -> None:
+        host = machine.host
+        if not rates.bandwidth_bytes_per_s and host.bandwidth_bytes_per_s <= 0:
+            raise AutoplaceError(
+                f"{machine.name} has no bandwidth for the host, which `probe` measures"
+            )
+        self._machine = machine
+        self._rates = rates
+        self._efficiency = efficiency
+
+    def bandwidth(self, num_threads: int) -> float:
+        """Bytes a second that so many threads read."""
+        if self._rates.bandwidth_bytes_per_s:
+            return at(self._rates.bandwidth_bytes_per_s, num_threads)
+        host, cores = self._machine.host, self._machine.num_cores
+        share = min(1.0, HALF_SATURATES * num_threads / cores)
+        return self._efficiency * host.bandwidth_bytes_per_s * share
+
+    def decode(self, kind: str, family: str, num_threads: int) -> float:
+        """Stored bytes a second at batch 1."""
+        measured = self._rates.decode_bytes_per_s.get(f"{kind} {family}")
+        if measured:
+            return at(measured, num_threads)
+        return min(self.bandwidth(num_threads), num_threads * CORE_BYTES_PER_S[family])
+
+    def prefill(self, kind: str, family: str, num_threads: int) -> float:
+        """Floating-point operations a second with many tokens."""
+        measured = self._rates.prefill_flops.get(f"{kind} {family}")
+        if measured:
+            return at(measured, num_threads)
+        share = min(1.0, num_threads / self._machine.num_cores)
+        return COMPUTE_EFFICIENCY * FAMILY_COMPUTE[family] * self._machine.host.flops * share
+
+
+def at(curve: Curve, num_threads: int) -> float:
+    """A measured curve between and beyond its points: straight between, constant outside."""
+    known = sorted(curve)
+    if num_threads <= known[0]:
+        return curve[known[0]] * num_threads / known[0]
+    for low, high in pairwise(known):
+        if num_threads <= high:
+            part = (num_threads - low) / (high - low)
+            return curve[low] + part * (curve[high] - curve[low])
+    return curve[known[-1]]
