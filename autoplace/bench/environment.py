@@ -12,6 +12,7 @@ POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 def worker_environment(machine: Machine) -> dict[str, str]:
     """Variables that a worker's libraries read when they load. (Ray sets one thread and no GPUs.)
 
+    Idle OpenMP threads sleep: spinning, torch's would take the cores from the kernels' own pool.
     The pools may grow to the machine's cores; each trial then sets its own number. Only the GPUs
     of the machine are visible, in its order, so that `cuda:0` is the same card for everyone.
     """
@@ -20,6 +21,7 @@ def worker_environment(machine: Machine) -> dict[str, str]:
     others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != root]
     return {
         **dict.fromkeys(POOLS, str(machine.num_cores)),
+        "OMP_WAIT_POLICY": "passive",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         "PYTHONPATH": os.pathsep.join([root, *filter(None, others)]),

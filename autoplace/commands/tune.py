@@ -113,6 +113,10 @@ def _runner(config: TuneConfig, spec: ModelSpec) -> Runner:
         from autoplace.tuner.inline_runner import InlineRunner
 
         return InlineRunner()
+    if config.runner.name == "process":
+        from autoplace.tuner.process_runner import ProcessRunner
+
+        return ProcessRunner()
     from autoplace.tuner.ray_runner import RayRunner
 
     return RayRunner(

@@ -51,6 +51,10 @@ class MeasureSchema:
     min_repeats: int = MISSING
     max_repeats: int = MISSING
     max_relative_spread: float = MISSING
+    unstable_spread: float = MISSING
+    max_wait_share: float = MISSING
+    max_other_share: float = MISSING
+    min_resident_share: float = MISSING
     time_limit_s: float = MISSING
     quality: bool = MISSING
     quality_tokens: int = MISSING
