@@ -1,96 +1,89 @@
-"""`check`: what is wrong with a rule file, and whether it fits the machine."""
+"""`check`: what is wrong with a rule file, whether it fits the machine, and what would fix it."""
 
-from typing import Any
+from pathlib import Path
 
 from autoplace.architectures.spec import ModelSpec
-from autoplace.commands.fit import Fit, fit_document, fit_of, fit_table, verdict
+from autoplace.commands.check_report import Answer, document, show
+from autoplace.commands.fit import fit_of
 from autoplace.commands.model_source import describe_model
-from autoplace.commands.output import answer_console, print_json
+from autoplace.commands.output import print_json
 from autoplace.config import CheckConfig
 from autoplace.errors import AutoplaceError
-from autoplace.placement.assignment import Assignment
-from autoplace.placement.memory import plan_memory
-from autoplace.rules.finding import Finding, Severity
-from autoplace.rules.lint import examine
-from autoplace.rules.read import RuleFile, read_rules, read_text
+from autoplace.placement.breakdown import breakdown
+from autoplace.placement.facts import facts
+from autoplace.placement.remedies import smallest_changes
+from autoplace.placement.situation import Situation
+from autoplace.rules.explain import explain
+from autoplace.rules.fix import fix
+from autoplace.rules.lint import Examined, examine
+from autoplace.rules.read import read_rules, read_text
+from autoplace.rules.subject import homes_of
 
 
 def run(config: CheckConfig) -> int:
-    """0 if nothing keeps the file from running; 1 for errors, or where it does not fit."""
+    """0 if nothing keeps the files from running; 1 for errors, or where one does not fit."""
     spec = describe_model(config.model, config.workload)
-    rule_file = read_rules(read_text(config.rules), source=str(config.rules))
-    examined = examine(rule_file, spec, engine=config.engine.name, machine=config.machine)
-    assignment, findings = examined.assignment, examined.findings
-    fit, no_fit_reason = _fit(config, spec, assignment, rule_file)
+    answers = [check_file(config, spec, path) for path in config.paths]
     if config.output == "json":
-        print_json("check", _document(config, spec, findings, fit, no_fit_reason))
+        documents = [document(config, answer) for answer in answers]
+        print_json("check", documents[0] if len(documents) == 1 else {"files": documents})
     else:
-        _print(config, spec, findings, fit, no_fit_reason)
-    has_errors = any(finding.severity is Severity.ERROR for finding in findings)
-    return 1 if has_errors or fit is None or not fit.fits else 0
+        for answer in answers:
+            show(config, answer)
+    return 0 if all(answer.is_good for answer in answers) else 1
 
 
-def _fit(
-    config: CheckConfig, spec: ModelSpec, assignment: Assignment, rule_file: RuleFile
-) -> tuple[Fit | None, str]:
-    """The verdict on memory, or why there can be none: rules that no arithmetic can follow."""
-    header = rule_file.header.settings if rule_file.header else None
-    try:
-        plan = plan_memory(
+def check_file(config: CheckConfig, spec: ModelSpec, path: Path) -> Answer:
+    """Everything about one rule file; with `fix=` the mended file is written too."""
+    rule_file = read_rules(read_text(path), source=str(path))
+    examined = examine(rule_file, spec, engine=config.engine.name, machine=config.machine)
+    explanations = (
+        explain(
+            config.explain,
+            examined.assignment,
             spec,
-            assignment,
-            workload=config.workload,
-            settings=config.settings.resolve(config.machine, header),
+            rule_file.rules,
             dtype_bytes=config.engine.dtype_bytes,
         )
+        if config.explain
+        else []
+    )
+    situation = situation_of(config, spec, examined)
+    if config.fix is not None:
+        fix(config.fix, examined, situation)
+    try:
+        plan = situation.plan
     except AutoplaceError as problem:
-        return None, str(problem)
-    return fit_of(plan, config.machine), ""
+        return Answer(path.name, spec.name, examined.findings, None, str(problem))
+    return Answer(
+        name=path.name,
+        model=spec.name,
+        findings=examined.findings,
+        fit=fit_of(plan, config.machine),
+        facts=facts(situation),
+        changes=smallest_changes(situation) if situation.over else (),
+        shares=breakdown(
+            spec,
+            examined.assignment,
+            dtype_bytes=config.engine.dtype_bytes,
+            numa_copies=situation.numa_copies,
+        ),
+        explanations=explanations,
+    )
 
 
-def _document(
-    config: CheckConfig,
-    spec: ModelSpec,
-    findings: tuple[Finding, ...],
-    fit: Fit | None,
-    no_fit_reason: str,
-) -> dict[str, Any]:
-    return {
-        "rules": config.rules.name,
-        "hardware": config.machine.name,
-        "model": spec.name,
-        "engine": config.engine.name,
-        "findings": [
-            {
-                "severity": finding.severity.value,
-                "code": finding.code,
-                "message": finding.message,
-                "rule": finding.rule,
-                "line": finding.line,
-                "layers": list(finding.layers),
-                "remedy": finding.remedy,
-            }
-            for finding in findings
-        ],
-        "memory": fit_document(fit) if fit else None,
-        "no_memory_because": no_fit_reason or None,
-    }
-
-
-def _print(
-    config: CheckConfig,
-    spec: ModelSpec,
-    findings: tuple[Finding, ...],
-    fit: Fit | None,
-    no_fit_reason: str,
-) -> None:
-    console = answer_console()
-    for finding in findings:
-        console.print(f"{finding.severity.value} {finding.code}: {finding}", soft_wrap=True)
-    if not findings:
-        console.print(f"{config.rules.name}: nothing found for {config.engine.name}")
-    if fit is None:
-        console.print(f"memory: no verdict: {no_fit_reason}", soft_wrap=True)
-        return
-    title = f"{spec.name} on {config.machine.name}: {verdict(fit)}"
-    console.print(fit_table(title, fit))
+def situation_of(config: CheckConfig, spec: ModelSpec, examined: Examined) -> Situation:
+    """KTransformers keeps the experts once a NUMA node where it is built for that."""
+    header = examined.file.header.settings if examined.file.header else None
+    is_builtin = config.engine.name == "builtin"
+    copies = config.numa_copies or (1 if is_builtin else config.machine.numa_nodes)
+    return Situation(
+        spec,
+        examined.assignment,
+        homes_of(examined.assignment, spec),
+        config.machine,
+        config.workload,
+        config.settings.resolve(config.machine, header),
+        dtype_bytes=config.engine.dtype_bytes,
+        numa_copies=copies,
+    )

@@ -8,6 +8,7 @@ from rich.table import Table
 from autoplace.commands.output import table
 from autoplace.hardware.machine import Machine
 from autoplace.placement.memory import MemoryPlan
+from autoplace.placement.zones import Zone, zone_of
 from autoplace.units import format_bytes
 
 
@@ -25,6 +26,7 @@ class DeviceFit:
     """The most that is taken at one time, loading included."""
     budget: int
     memory: int
+    zone: Zone = Zone.FITS
 
     @property
     def margin(self) -> int:
@@ -51,6 +53,11 @@ class Fit:
         return self.gpus_fit and self.host_fits
 
 
+def zone_of_fit(fit: Fit) -> Zone:
+    """Of the worst device."""
+    return max((device.zone for device in fit.devices), key=list(Zone).index)
+
+
 def fit_of(plan: MemoryPlan, machine: Machine) -> Fit:
     """The plan's bytes against the machine; devices that the plan names and it lacks have none."""
     names = [device.name for device in machine.devices]
@@ -71,6 +78,7 @@ def _device_fit(name: str, plan: MemoryPlan, machine: Machine) -> DeviceFit:
         peak=memory.peak if memory else 0,
         budget=plan.budget_bytes(machine, name),
         memory=device.memory_bytes if device else 0,
+        zone=zone_of(plan, machine, name),
     )
 
 
@@ -78,6 +86,7 @@ def fit_document(fit: Fit) -> dict[str, Any]:
     """For `output=json`."""
     return {
         "fits": fit.fits,
+        "zone": zone_of_fit(fit).value,
         "gpus_fit": fit.gpus_fit,
         "host_fits": fit.host_fits,
         "devices": {
@@ -91,6 +100,7 @@ def fit_document(fit: Fit) -> dict[str, Any]:
                 "budget_bytes": device.budget,
                 "memory_bytes": device.memory,
                 "margin_bytes": device.margin,
+                "zone": device.zone.value,
             }
             for device in fit.devices
         },

@@ -1,5 +1,6 @@
 """From checked values to what a command is asked to do."""
 
+import glob
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -86,15 +87,39 @@ def _plan(composed: Composed) -> PlanConfig:
 
 
 def _check(composed: Composed) -> CheckConfig:
+    values = composed.values
+    rules = _needed_path(composed, "check", "rules")
+    paths = _rule_files(rules)
+    if values["numa_copies"] is not None:
+        _at_least("numa_copies", values["numa_copies"], 1)
+    if values["fix"] is not None and len(paths) != 1:
+        raise AutoplaceError(f"fix mends one file, but rules={rules} means {len(paths)}")
     return CheckConfig(
         machine=_machine(composed),
         model=_model(composed),
         workload=_workload(composed),
         engine=_engine(composed),
         settings=_settings(composed),
-        rules=_needed_path(composed, "check", "rules"),
-        output=composed.values["output"],
+        rules=rules,
+        output=values["output"],
+        explain=values["explain"],
+        fix=_path(values["fix"]),
+        numa_copies=values["numa_copies"],
+        paths=paths,
     )
+
+
+def _rule_files(rules: Path) -> tuple[Path, ...]:
+    """The file itself, those of a folder, or those that a pattern finds; at least one."""
+    if rules.is_dir():
+        found = sorted(rules.rglob("*.yaml"))
+    elif rules.exists() or not set(str(rules)) & set("*?["):
+        return (rules,)
+    else:
+        found = [Path(name) for name in sorted(glob.glob(str(rules), recursive=True))]
+    if not found:
+        raise AutoplaceError(f"rules={rules} finds no rule file")
+    return tuple(path for path in found if path.is_file())
 
 
 def _bench(composed: Composed) -> BenchConfig:

@@ -130,7 +130,16 @@ class CheckConfig:
     engine: EngineConfig
     settings: SettingsConfig
     rules: Path
+    """A rule file, a folder of them, or a pattern as `studies/**/*.yaml`."""
     output: str
+    explain: str | None = None
+    """A module, or a pattern of modules, to explain."""
+    fix: Path | None = None
+    """Where to write the corrected file."""
+    numa_copies: int | None = None
+    """How often the host holds the experts; None: once a NUMA node in KTransformers."""
+    paths: tuple[Path, ...] = ()
+    """The files that `rules` means, at least one."""
 
 
 @dataclass(frozen=True)

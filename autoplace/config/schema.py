@@ -118,6 +118,15 @@ class PlanSchema:
 
 
 @dataclass
+class CheckSchema:
+    output: str = MISSING
+    rules: str | None = MISSING
+    explain: str | None = MISSING
+    fix: str | None = MISSING
+    numa_copies: int | None = MISSING
+
+
+@dataclass
 class TuneSchema:
     output: str = MISSING
     n_trials: int = MISSING
@@ -141,7 +150,7 @@ COMMANDS: dict[str, Any] = {
     "inspect": InspectSchema,
     "synth": SynthSchema,
     "plan": PlanSchema,
-    "check": PlanSchema,
+    "check": CheckSchema,
     "bench": PlanSchema,
     "tune": TuneSchema,
     "report": ReportSchema,
