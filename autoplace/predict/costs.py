@@ -125,6 +125,11 @@ class CostModel:
         """Whether a layer there costs no launches in decode while no expert is on a GPU."""
         return self.engine.has_cuda_graph and self._where(device) == "gpu"
 
+    def host_slowness(self, num_threads: int) -> tuple[float, float]:
+        """Seconds a byte in decode and a flop in prefill, of experts on the host."""
+        decode = self._host.decode("experts", "blocks", num_threads)
+        return 1 / decode, 1 / self._host.prefill("experts", "blocks", num_threads)
+
     # Parts of a layer.
 
     def _linear(self, part: str, choice: Choice, size: Size, settings: RunSettings) -> Cost:

@@ -68,10 +68,11 @@ def first_placements(
     for predicted in best_placements(
         problem.space,
         model,
-        preparer.fits,
+        preparer.overrun_bytes,
         count=num_predicted,
         seed=seed,
         starts=[values for values in starts if values is not None],
+        dtype_bytes=problem.dtype_bytes,
     ):
         yield FirstPlacement(PREDICTED_BEST, predicted.placement, predicted.settings)
 
