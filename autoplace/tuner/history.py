@@ -37,16 +37,20 @@ def known_keys(study: optuna.Study) -> dict[str, FrozenTrial]:
     return known
 
 
-def earlier_trial(study: optuna.Study, number: int, key: str) -> FrozenTrial | None:
-    """The trial, if any, that trial `number` with this key repeats.
+def repeated_trial(study: optuna.Study, number: int, key: str) -> FrozenTrial | None:
+    """The trial, if any, that trial `number` with this key repeats; queued ones have not begun.
 
-    Each driver stores its key before it looks, so that of two running trials with the same key at
-    least the later one sees the other, and the earlier one goes on.
+    To be asked, and its answer stored, while no other driver does: of two running trials with the
+    same key only the first to ask goes on.
     """
     for trial in study.get_trials(deepcopy=False):
-        if trial.user_attrs.get("key") != key or not blocks_repeats(trial):
-            continue
-        if trial.number < number or trial.state is TrialState.COMPLETE:
+        if (
+            trial.number != number
+            and trial.user_attrs.get("key") == key
+            and trial.state is not TrialState.WAITING
+            and trial.user_attrs.get("claimed")
+            and blocks_repeats(trial)
+        ):
             return trial
     return None
 

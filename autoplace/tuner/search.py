@@ -1,7 +1,8 @@
 """The search: asks for placements, has them run, tells how they ended, until it has enough."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from autoplace.placement.space import Value
 from autoplace.tuner.candidate import Candidate, Preparer, Problem, candidate_key
 from autoplace.tuner.drift import Sentinel
 from autoplace.tuner.first_placements import FirstPlacement, UserRules, first_placements
-from autoplace.tuner.history import TRANSIENT, earlier_trial, known_keys, unknown_neighbour
+from autoplace.tuner.history import TRANSIENT, known_keys, repeated_trial, unknown_neighbour
 from autoplace.tuner.objective import (
     describe,
     suggest,
@@ -72,12 +73,15 @@ class Search:
         *,
         listener: Listener,
         preparer: Preparer | None = None,
+        claim: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        """`claim` keeps other drivers of the study out while a placement is claimed."""
         self._problem = problem
         self._study = study
         self._runner = runner
         self._settings = settings
         self._listener = listener
+        self._claim = claim
         self._preparer = preparer or Preparer(problem)
         self._sentinel = Sentinel(study, every=settings.sentinel_every)
         self._failed_in_a_row = 0
@@ -144,10 +148,12 @@ class Search:
         except AutoplaceError as error:
             return tell_failed(self._study, trial, Status.REFUSED.value, str(error))
         describe(trial, candidate, self._problem)
-        earlier = earlier_trial(self._study, trial.number, candidate.key)
-        if earlier is not None:
+        with self._claim():
+            repeated = repeated_trial(self._study, trial.number, candidate.key)
+            trial.set_user_attr("claimed", repeated is None)
+        if repeated is not None:
             self._enqueue_neighbour(values)
-            return tell_duplicate(self._study, trial, earlier)
+            return tell_duplicate(self._study, trial, repeated)
         overrun_bytes = candidate.plan.overrun_bytes(self._problem.machine)
         if self._settings.prune and any(over > 0 for over in overrun_bytes.values()):
             return tell_predicted_not_to_fit(self._study, trial, overrun_bytes)

@@ -18,7 +18,7 @@ from autoplace.tuner.report import nearest_miss
 from autoplace.tuner.runner import Runner
 from autoplace.tuner.sampler import make_sampler
 from autoplace.tuner.search import Search, SearchSettings
-from autoplace.tuner.storage import BUSY_TIMEOUT_S, open_storage, storage_errors
+from autoplace.tuner.storage import BUSY_TIMEOUT_S, exclusively, open_storage, storage_errors
 from autoplace.tuner.study import StudyKey, ancestors, find_study, open_study
 from autoplace.tuner.summary import ENDED, Summary, summarise
 
@@ -110,7 +110,15 @@ def _search(
     ) as progress:
         runner = make_runner()
         try:
-            search = Search(problem, study, runner, settings, listener=progress, preparer=preparer)
+            search = Search(
+                problem,
+                study,
+                runner,
+                settings,
+                listener=progress,
+                preparer=preparer,
+                claim=lambda: exclusively(session.storage_path),
+            )
             search.enqueue_first(user_rules=session.user_rules, earlier=earlier)
             ended = search.run()
             if problem.basis is not Basis.PREDICTED:

@@ -1,5 +1,7 @@
 """The Optuna storage: one SQLite file in WAL mode, and its failures as one clear line each."""
 
+import fcntl
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,11 +33,28 @@ def open_storage(
         raise AutoplaceError(
             f"cannot make the folder {path.parent} for the studies database: {error.strerror}"
         ) from error
-    with storage_errors(path):
+    with storage_errors(path), exclusively(path):
         _switch_to_wal(path, busy_timeout_s)
         return optuna.storages.RDBStorage(
             f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": busy_timeout_s}}
         )
+
+
+@contextmanager
+def exclusively(path: Path) -> Iterator[None]:
+    """One driver at a time, by a lock file beside the database; the kernel frees a dead one's.
+
+    For what SQLite's own transactions do not cover: making the tables, and claiming a placement.
+    """
+    try:
+        handle = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise AutoplaceError(f"cannot use the studies database {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _switch_to_wal(path: Path, busy_timeout_s: float) -> None:
