@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from autoplace.tuner.candidate import Candidate
 from autoplace.tuner.pareto import request_s
 from autoplace.tuner.records import TrialRecord, record_of
+from autoplace.tuner.remeasure import Remeasured
 from autoplace.units import format_seconds
 from autoplace.workload import Workload
 
@@ -53,6 +54,11 @@ class SearchProgress:
         trace: TracebackType | None,
     ) -> None:
         self._progress.stop()
+
+    def resume(self, best: Remeasured | None) -> None:
+        """The best of the calls before this one."""
+        if best is not None:
+            self._best = best.record
 
     def started(self, number: int, candidate: Candidate, origin: str) -> None:
         self._progress.update(self._task, status=f"trial {number}: {origin}{self._tail(0)}")

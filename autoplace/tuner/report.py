@@ -135,7 +135,7 @@ def _front_row(one: Remeasured, summary: Summary) -> tuple[str, ...]:
     placement = one.record.placement
     assert placement is not None
     marks = ["best"] if one is summary.best else []
-    marks += [] if one.survives else ["not above the noise"]
+    marks += [] if one.survives else ["did not survive"]
     return (
         str(one.record.number),
         f"{one.decode_tok_per_s:.4g}",
@@ -185,7 +185,8 @@ def _memory(best: Remeasured) -> Table:
 def _obvious(summary: Summary) -> Table:
     obvious = [record for record in summary.records if record.is_obvious]
     measured = best_of([record for record in obvious if record.measured], summary.workload)
-    others = [record for record in obvious if not record.measured]
+    known = {record.key for record in measured}
+    others = [record for record in obvious if record.key not in known]
     return Table(
         "Obvious placements",
         (),

@@ -119,6 +119,7 @@ def _search(
                 preparer=preparer,
                 claim=lambda: exclusively(session.storage_path),
             )
+            progress.resume(summarise(study, problem.machine, problem.workload).best)
             search.enqueue_first(user_rules=session.user_rules, earlier=earlier)
             ended = search.run()
             if problem.basis is not Basis.PREDICTED:
