@@ -22,6 +22,16 @@ class Gqa:
     head_dim: int
     qkv_bias: bool = False
     qk_norm: bool = False
+    wide_qk_norm: bool = False
+    """The norms of q and k are over all heads together (MiniMax-M2)."""
+    output_bias: bool = False
+    sinks: bool = False
+    """A learned logit a head that takes part in the softmax (gpt-oss)."""
+    sliding_window: int = 0
+    """Tokens that every other layer, the first among them, attends to; 0: all, in all layers."""
+
+    def is_sliding(self, layer: int) -> bool:
+        return self.sliding_window > 0 and layer % 2 == 0
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,8 @@ class Moe:
     num_groups: int = 1
     num_groups_used: int = 1
     expert_bias: bool = False
+    linear_biases: bool = False
+    """The router and every expert's linears have biases (gpt-oss)."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class Geometry:
     """Everything about a model that does not depend on its weights' types."""
 
     architecture: str
-    """`general.architecture` of the GGUF: deepseek2, llama, qwen3moe, qwen2moe."""
+    """`general.architecture` of the GGUF: deepseek2, llama, qwen3moe, qwen2moe, glm4moe, …"""
     num_layers: int
     """Layers that run. An MTP layer in the file is counted in `num_mtp_layers` only."""
     num_dense_lead_layers: int

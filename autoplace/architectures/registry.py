@@ -7,7 +7,11 @@ from dataclasses import asdict
 from autoplace.architectures.deepseek2 import DEEPSEEK2, layer_tensors
 from autoplace.architectures.family import Family, FileLayout, Keys, Shape
 from autoplace.architectures.geometry import Geometry, Mla
+from autoplace.architectures.glm4moe import GLM4MOE
+from autoplace.architectures.glm4moe import layer_tensors as glm_layer_tensors
+from autoplace.architectures.gpt_oss import GPT_OSS
 from autoplace.architectures.llama import LLAMA
+from autoplace.architectures.minimax_m2 import MINIMAX_M2
 from autoplace.architectures.qwen2moe import QWEN2MOE
 from autoplace.architectures.qwen3moe import QWEN3MOE
 from autoplace.architectures.spec import ModelSpec, Module
@@ -18,9 +22,12 @@ from autoplace.weights.gguf_file import GGUFFile
 from autoplace.weights.quant_mix import quant_mix, tensor_type
 
 FAMILIES: Mapping[str, Family] = {
-    family.architecture: family for family in (DEEPSEEK2, LLAMA, QWEN2MOE, QWEN3MOE)
+    family.architecture: family
+    for family in (DEEPSEEK2, LLAMA, QWEN2MOE, QWEN3MOE, GLM4MOE, GPT_OSS, MINIMAX_M2)
 }
 WHOLE = FileLayout()
+_LATER = ("wide_qk_norm", "output_bias", "sinks", "sliding_window", "linear_biases")
+"""Facts that came later: where a model has none of them, its fingerprint is what it was."""
 
 
 def family(architecture: str) -> Family:
@@ -117,11 +124,14 @@ def _file_shapes(geometry: Geometry, layout: FileLayout) -> Iterator[tuple[str, 
 
 
 def _mtp_tensors(geometry: Geometry, layout: FileLayout, layer: int) -> Iterator[tuple[str, Shape]]:
-    """DeepSeek-V3's multi-token-prediction layer: in the file, never in the model."""
-    if not isinstance(geometry.attention, Mla):
+    """DeepSeek-V3's and GLM-4.5's multi-token-prediction layer: in the file, not in the model."""
+    if geometry.architecture == "glm4moe":
+        yield from glm_layer_tensors(geometry, layer)
+    elif isinstance(geometry.attention, Mla):
+        yield from layer_tensors(geometry, layout, layer)
+    else:
         raise AutoplaceError(f"num_mtp_layers should be 0 for {geometry.architecture} models")
     hidden = geometry.hidden
-    yield from layer_tensors(geometry, layout, layer)
     yield f"blk.{layer}.nextn.eh_proj.weight", (hidden, 2 * hidden)
     for norm in ("enorm", "hnorm", "shared_head_norm"):
         yield f"blk.{layer}.nextn.{norm}.weight", (hidden,)
@@ -163,6 +173,9 @@ def _fingerprint(geometry: Geometry, tensors: Mapping[str, TensorInfo]) -> str:
     """
     digest = hashlib.sha256()
     facts = asdict(geometry) | {"num_mtp_layers": 0}
+    for part in ("attention", "moe"):
+        values = facts[part] or {}
+        facts[part] = {k: v for k, v in values.items() if v or k not in _LATER} or facts[part]
     digest.update(repr(sorted(facts.items())).encode())
     for name in sorted(tensors):
         info = tensors[name]

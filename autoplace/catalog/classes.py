@@ -30,6 +30,15 @@ _FAMILY_CLASSES: Mapping[str, tuple[str, str]] = {
     ),
     "modeling_qwen2_moe": ("Qwen2Moe", "RMSNorm MLP SparseMoeBlock Attention DecoderLayer"),
     "modeling_qwen3_moe": ("Qwen3Moe", "RMSNorm MLP SparseMoeBlock Attention DecoderLayer"),
+    "modeling_glm4_moe": ("Glm4Moe", "RMSNorm MLP MoE TopkRouter Attention DecoderLayer"),
+    "transformers.models.gpt_oss.modeling_gpt_oss": (
+        "GptOss",
+        "RMSNorm MLP TopKRouter Experts Attention DecoderLayer",
+    ),
+    "transformers.models.minimax_m2.modeling_minimax_m2": (
+        "MiniMaxM2",
+        "RMSNorm MLP SparseMoeBlock TopKRouter Attention DecoderLayer",
+    ),
 }
 _ROTARY_SUBCLASSES: Mapping[str, tuple[str, ...]] = {
     "modeling_deepseek": ("LinearScaling", "DynamicNTKScaling", "Yarn"),
@@ -47,7 +56,8 @@ def _torch_classes() -> Iterator[tuple[str, str]]:
 
 def _family_classes() -> Iterator[tuple[str, str]]:
     for python_module, (prefix, names) in _FAMILY_CLASSES.items():
-        path = f"{_MODELS}.{python_module}.{prefix}"
+        module = python_module if "." in python_module else f"{_MODELS}.{python_module}"
+        path = f"{module}.{prefix}"
         for name in names.split():
             yield path + name, MODULE
         rotary = f"{path}RotaryEmbedding"

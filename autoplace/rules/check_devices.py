@@ -1,7 +1,6 @@
 """Checks: whether the modules are where the activations are, and go back there."""
 
 from collections import defaultdict
-from collections.abc import Iterator
 
 from autoplace.architectures.spec import Module, Role
 from autoplace.placement.assignment import ModuleAssignment
@@ -109,7 +108,7 @@ def _report_missing(
 def _check_bare_cuda(subject: Subject) -> None:
     for index, rule in enumerate(subject.rules):
         bare = [key for key in (*_DEVICE_KEYS, "out_device") if rule.kwargs.get(key) == "cuda"]
-        if bare and len(set(subject.homes)) + len(_gpus(subject)) > 2:
+        if bare and len(set(subject.homes)) > 1:
             subject.report(
                 ADVICE,
                 "bare-cuda",
@@ -118,11 +117,6 @@ def _check_bare_cuda(subject: Subject) -> None:
                 effect="it is whichever GPU is current, which the transfer map changes",
                 remedy="write cuda:0",
             )
-
-
-def _gpus(subject: Subject) -> tuple[str, ...]:
-    gpus: Iterator[str] = (d.name for d in subject.machine.gpus) if subject.machine else iter(())
-    return tuple(gpus)
 
 
 CHECKS = (_check_strays, _check_out_devices, _check_given_devices, _check_bare_cuda)

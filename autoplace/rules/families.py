@@ -88,6 +88,9 @@ _FAMILIES: Mapping[str, Family] = {
     "Qwen3MoeModel": _QWEN3_MOE,
     "MixtralModel": _MIXTRAL,
     "LlamaModel": _LLAMA,
+    "Glm4MoeModel": Family("modeling_glm4_moe", in_chat=False),
+    "GptOssModel": Family("modeling_gpt_oss", in_chat=False),
+    "MiniMaxM2Model": Family("modeling_minimax_m2", in_chat=False),
 }
 
 

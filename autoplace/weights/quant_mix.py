@@ -38,7 +38,10 @@ QUANTS: dict[str, QuantMix] = {
     "q5_k_m": QuantMix(17, _T.Q5_K, _T.Q6_K, _T.Q5_K),
     "q4_k_m": QuantMix(15, _T.Q4_K, _T.Q6_K, _T.Q5_K),
     "q4_0": QuantMix(2, _T.Q4_0, _T.Q4_0, _T.Q4_0),
+    "mxfp4": QuantMix(38, _T.Q8_0, _T.Q8_0, _T.Q8_0),
 }
+MXFP4 = "mxfp4"
+"""llama.cpp's MXFP4_MOE: experts as gpt-oss was published, all else Q8_0."""
 
 _FALLBACKS: dict[GGMLType, GGMLType] = {
     _T.Q4_K: _T.Q5_0,
@@ -82,6 +85,8 @@ def tensor_type(
     mix = quant_mix(quant)
     if not _is_quantized(name, shape):
         return GGMLType.F32
+    if quant == MXFP4 and name.endswith("_exps.weight"):
+        return _fitting(_T.MXFP4, row=shape[-1])
     if mix.default in (GGMLType.F32, GGMLType.F16, GGMLType.BF16):
         return mix.default
     chosen = _choose(name, shape, mix, num_layers, num_experts, tied_embeddings)

@@ -76,4 +76,4 @@ def test_a_file_that_is_no_list_is_a_finding(
 
 def test_the_text_has_the_verdict(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", f"rules={rules}", "model=tiny", "hardware=1x4090"]) == 0
-    assert "tiny on 1x4090: fits; " in capsys.readouterr().out
+    assert "tiny on 1x4090 with builtin: fits; " in capsys.readouterr().out

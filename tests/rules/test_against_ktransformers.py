@@ -17,7 +17,9 @@ from autoplace.placement.assignment import Assignment
 from autoplace.placement.placement import Placement
 from autoplace.placement.settings import RunSettings
 from autoplace.rules.export import export_rules
+from autoplace.rules.finding import Severity
 from autoplace.rules.header import Header
+from autoplace.rules.lint import examine
 from autoplace.rules.match import assign
 from autoplace.rules.read import read_rules
 from autoplace.rules.rule import Rule
@@ -30,7 +32,9 @@ from tests.oracles.ktransformers import (
     running,
 )
 from tests.rules.placements import placements
-from tests.rules.specs import GEOMETRIES, KTRANSFORMERS_FAMILIES
+from tests.rules.specs import GEOMETRIES, KTRANSFORMERS_FAMILIES, spec
+from tests.rules.test_fix import MISTAKES, fixed
+from tests.rules.test_lint import v2_on_two_gpus
 
 FAMILIES = (*KTRANSFORMERS_FAMILIES, "mixtral-8x7b")
 FEW = settings(
@@ -294,3 +298,53 @@ def _check_injected(
     ]
     assert moves == ({"pairs": expected} if expected else None)
     assert injected["model"]["per_layer_prefill_intput_threshold"] == 0
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "two-digit pattern",
+        "number range",
+        "quoted transfer map",
+        "quoted recursive",
+        "kv_b injected",
+        "misspelt option",
+        "catch-all on the first gpu",
+    ],
+)
+def test_their_code_makes_of_a_mended_file_what_it_makes_of_the_good_one(
+    oracle: KTransformers, mistake: str
+) -> None:
+    good = v2_on_two_gpus()
+    mended = fixed(MISTAKES[mistake](good), engine="ktransformers-0.2.1")
+    expected, found = oracle.inject("deepseek-v2", good), oracle.inject("deepseek-v2", mended)
+    assert found["injected"] == expected["injected"]
+    devices = [
+        {path: entry["kwargs"].get("generate_device") for path, entry in answer["config"].items()}
+        for answer in (expected, found)
+    ]
+    with_weights = [module.path for module in small("deepseek-v2").modules if module.tensors]
+    assert {path: devices[1][path] for path in with_weights} == {
+        path: devices[0][path] for path in with_weights
+    }
+
+
+SHIPPED_BUGS = {
+    "DeepSeek-V3-Chat-multi-gpu-marlin.yaml": {"wrong-device", "no-device"},
+    "Qwen2-57B-A14B-Instruct-multi-gpu.yaml": {"dead-rule", "no-device"},
+    "Mixtral.yaml": {"no-device"},
+}
+"""What is really wrong with the rule files of 0.2.1.post1 (its issues #483 and others)."""
+
+
+def test_of_the_files_that_they_ship_only_the_known_bugs_are_found(oracle: KTransformers) -> None:
+    folder = CACHE / "sdist" / "ktransformers" / "optimize" / "optimize_rules"
+    families = {"DeepSeek-V2-Lite": "deepseek-v2-lite", "DeepSeek-V2": "deepseek-v2"}
+    families |= {"DeepSeek-V3": "deepseek-v3", "Qwen2": "qwen2-57b-a14b", "Mixtral": "mixtral-8x7b"}
+    for path in sorted(folder.glob("*.yaml")):
+        family = next((f for start, f in families.items() if path.name.startswith(start)), None)
+        if family is not None:
+            read = read_rules(path.read_text(), source=path.name)
+            found = examine(read, spec(family), engine="ktransformers-0.2.1").findings
+            codes = {f.code for f in found if f.severity is not Severity.ADVICE}
+            assert codes == SHIPPED_BUGS.get(path.name, set()), path.name
