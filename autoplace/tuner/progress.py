@@ -16,7 +16,6 @@ from autoplace.units import format_seconds
 from autoplace.workload import Workload
 
 OUTCOMES: Mapping[TrialState, str] = {
-    TrialState.COMPLETE: "measured",
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",
 }
@@ -82,7 +81,7 @@ class SearchProgress:
         self._progress.update(self._task, status=f"measuring the best again, {done + 1} of {total}")
 
     def _line(self, record: TrialRecord, num_measured: int) -> str:
-        head = f"trial {record.number} ({record.origin}): {OUTCOMES[record.state]}"
+        head = f"trial {record.number} ({record.origin}): {_how(record)}"
         if not record.measured:
             return f"{head}: {record.reason}"
         metrics = record.metrics
@@ -110,3 +109,10 @@ class SearchProgress:
 
     def _time(self, record: TrialRecord) -> float:
         return request_s(record, self._workload)
+
+
+def _how(record: TrialRecord) -> str:
+    """`measured`, `emulated` or `predicted` for figures, so that none is taken for another."""
+    if record.measured and record.outcome is not None:
+        return record.outcome.basis.value
+    return OUTCOMES[record.state]

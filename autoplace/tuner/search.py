@@ -112,7 +112,7 @@ class Search:
         while self._end is None:
             fail_orphans(self._study)
             if self.num_measured >= self._settings.n_trials:
-                return f"{self._settings.n_trials} trials are measured"
+                return f"{self._settings.n_trials} trials are complete"
             timeout_s = self._settings.timeout_s
             if timeout_s is not None and time.monotonic() - started >= timeout_s:
                 return f"{timeout_s:g} s are over"

@@ -59,7 +59,7 @@ def study(problem: Problem) -> optuna.Study:
 def test_it_ends_when_as_many_trials_are_measured_as_were_asked_for(
     problem: Problem, study: optuna.Study
 ) -> None:
-    assert search(problem, study) == "8 trials are measured"
+    assert search(problem, study) == "8 trials are complete"
     assert len(complete(study)) == 8
 
 

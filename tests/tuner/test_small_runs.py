@@ -97,7 +97,7 @@ def test_a_search_on_emulated_gpus_measures_what_it_predicted_to_fit(model: Path
     settings = replace(ONE, n_trials=5, num_predicted=2)
     search = Search(problem, study, InlineRunner(), settings, listener=Quiet())
     search.enqueue_first()
-    assert search.run() == "5 trials are measured"
+    assert search.run() == "5 trials are complete"
     for record in map(record_of, study.trials):
         assert record.status != "out_of_memory"
         if record.measured:
