@@ -17,6 +17,7 @@ from autoplace.config.domain import (
     MeasureConfig,
     ModelConfig,
     PlanConfig,
+    ProbeConfig,
     ReportConfig,
     RunnerConfig,
     SamplerConfig,
@@ -25,7 +26,8 @@ from autoplace.config.domain import (
     SynthConfig,
     TuneConfig,
 )
-from autoplace.errors import AutoplaceError
+from autoplace.config.groups import choices, profile
+from autoplace.errors import AutoplaceError, did_you_mean
 from autoplace.hardware.detect import require_present
 from autoplace.hardware.machine import Machine
 from autoplace.hardware.profile import machine_from_profile
@@ -83,6 +85,39 @@ def _plan(composed: Composed) -> PlanConfig:
         settings=_settings(composed),
         rules=_path(composed.values["rules"]),
         output=composed.values["output"],
+        compare=_compared(composed),
+        out=_path(composed.values["out"]),
+        calibration=_path(composed.values["calibration"]),
+    )
+
+
+def _compared(composed: Composed) -> tuple[tuple[str, Machine, str], ...]:
+    """Names of hardware, on the engine that is chosen, or of engines, on the machine that is."""
+    chosen = composed.values["engine"]["name"]
+    compared = []
+    for name in composed.values["compare"]:
+        if name in choices("engine"):
+            compared.append((name, _machine(composed), name))
+        elif name in choices("hardware"):
+            compared.append((name, machine_from_profile(profile(name)), chosen))
+        else:
+            known = (*choices("hardware"), *choices("engine"))
+            raise AutoplaceError(
+                f"compare: no hardware or engine {name!r}{did_you_mean(name, known)}"
+            )
+    return tuple(compared)
+
+
+def _probe(composed: Composed) -> ProbeConfig:
+    values = composed.values
+    _positive("time_limit_s", values["time_limit_s"])
+    return ProbeConfig(
+        machine=require_present(_machine(composed)),
+        model=_model(composed),
+        engine=_engine(composed),
+        out=_path(values["out"]),
+        time_limit_s=values["time_limit_s"],
+        output=values["output"],
     )
 
 
@@ -185,6 +220,7 @@ def _report(composed: Composed) -> ReportConfig:
 BUILDERS: Mapping[str, Callable[[Composed], Config]] = {
     "inspect": _inspect,
     "synth": _synth,
+    "probe": _probe,
     "plan": _plan,
     "check": _check,
     "bench": _bench,

@@ -120,6 +120,23 @@ class PlanConfig:
     settings: SettingsConfig
     rules: Path | None
     output: str
+    compare: tuple[tuple[str, Machine, str], ...] = ()
+    """What is compared: its name, machine and engine."""
+    out: Path | None = None
+    """Where the pick's rule file goes."""
+    calibration: Path | None = None
+    """None: the one that is kept of this machine and engine, if there is one."""
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    machine: Machine
+    """This one; its GPUs may be emulated."""
+    model: ModelConfig
+    engine: EngineConfig
+    out: Path | None
+    time_limit_s: float
+    output: str
 
 
 @dataclass(frozen=True)
@@ -193,5 +210,12 @@ class ReportConfig:
 
 
 Config = (
-    InspectConfig | SynthConfig | PlanConfig | CheckConfig | BenchConfig | TuneConfig | ReportConfig
+    InspectConfig
+    | SynthConfig
+    | ProbeConfig
+    | PlanConfig
+    | CheckConfig
+    | BenchConfig
+    | TuneConfig
+    | ReportConfig
 )

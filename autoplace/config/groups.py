@@ -27,6 +27,13 @@ def default_choices(command: str) -> dict[str, str]:
     }
 
 
+def profile(name: str) -> dict[str, Any]:
+    """A hardware profile of conf/hardware with what all of them have."""
+    folder = CONF / "hardware"
+    merged = {**_load(folder / "_base.yaml"), **_load(folder / f"{name}.yaml")}
+    return {key: value for key, value in merged.items() if key != "defaults"}
+
+
 def _load(path: Path) -> dict[str, Any]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     content: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), loader)

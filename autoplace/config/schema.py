@@ -115,6 +115,16 @@ class SynthSchema:
 class PlanSchema:
     output: str = MISSING
     rules: str | None = MISSING
+    compare: list[str] = MISSING
+    out: str | None = MISSING
+    calibration: str | None = MISSING
+
+
+@dataclass
+class ProbeSchema:
+    output: str = MISSING
+    out: str | None = MISSING
+    time_limit_s: float = MISSING
 
 
 @dataclass
@@ -124,6 +134,12 @@ class CheckSchema:
     explain: str | None = MISSING
     fix: str | None = MISSING
     numa_copies: int | None = MISSING
+
+
+@dataclass
+class BenchSchema:
+    output: str = MISSING
+    rules: str | None = MISSING
 
 
 @dataclass
@@ -149,9 +165,10 @@ class ReportSchema:
 COMMANDS: dict[str, Any] = {
     "inspect": InspectSchema,
     "synth": SynthSchema,
+    "probe": ProbeSchema,
     "plan": PlanSchema,
     "check": CheckSchema,
-    "bench": PlanSchema,
+    "bench": BenchSchema,
     "tune": TuneSchema,
     "report": ReportSchema,
 }

@@ -6,7 +6,7 @@ operators; layers are costed without routed experts, which are added by layer.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -81,11 +81,44 @@ class Choices:
             context_tokens=space.workload.context_tokens,
             kv_type=settings.kv_type,
         )
-        self.combinations = {d.name: tuple(self._combinations(d)) for d in self.devices}
+        self._known_options: dict[tuple[object, str], tuple[Choice, ...]] = {}
+        self._known_combinations: dict[object, tuple[Combination, ...]] = {}
+        self.combinations = {d.name: self._combinations_of(d) for d in self.devices}
         self.host_experts = tuple(self._host_experts())
         self.heads = {device.name: tuple(self._heads(device)) for device in space.machine.devices}
         self.hop = self._least([self._hop(a, b) for a in self.devices for b in self.devices])
         self.away = self._away()
+
+    def _combinations_of(self, device: Device) -> tuple[Combination, ...]:
+        """Worked out once for equal devices."""
+        key = self._kind(device)
+        if key not in self._known_combinations:
+            self._known_combinations[key] = tuple(self._combinations(device))
+        return tuple(
+            replace(
+                one,
+                attention=replace(one.attention, device=device.name),
+                mlp=one.mlp and replace(one.mlp, device=device.name),
+                experts=one.experts and replace(one.experts, device=device.name),
+            )
+            for one in self._known_combinations[key]
+        )
+
+    def _kind(self, device: Device) -> object:
+        """Equal for devices on which everything costs the same."""
+        host = self.space.machine.host.name
+        links = [
+            (link.bandwidth_bytes_per_s, link.latency_s)
+            for link in self.space.machine.links
+            if {link.source, link.target} == {host, device.name}
+        ]
+        return (
+            device.model,
+            device.bandwidth_bytes_per_s,
+            device.flops,
+            device.compute_capability,
+            tuple(links),
+        )
 
     def _combinations(self, device: Device) -> Iterator[Combination]:
         """Combinations of operators that none is better than in bytes and both times."""
@@ -149,12 +182,16 @@ class Choices:
                 costs[layer] = self._least(
                     [
                         self._beyond(layer, device.name, combination, choice)
-                        for device in self.devices
+                        for device in self._different_devices()
                         for combination in self.combinations[device.name]
                     ]
                 )
                 n_bytes[layer] = self.model.traffic.size(layer, "experts", choice).n_bytes
             yield HostExperts(choice, costs, n_bytes)
+
+    def _different_devices(self) -> tuple[Device, ...]:
+        """One of each kind."""
+        return tuple({self._kind(device): device for device in self.devices}.values())
 
     def _beyond(self, layer: int, device: str, combination: Combination, choice: Choice) -> Floats:
         mlp = self.mlp_of(layer, combination.mlp)
@@ -190,7 +227,13 @@ class Choices:
         return tuple(options[i] for i in undominated(keys))
 
     def _options(self, device: Device, group: str) -> tuple[Choice, ...]:
-        return operator_choices(self.space.spec, device, GROUPS[group], engine=self.space.engine)
+        """What can hold a group on a device, worked out once for equal devices."""
+        key = (self._kind(device), group)
+        if key not in self._known_options:
+            self._known_options[key] = operator_choices(
+                self.space.spec, device, GROUPS[group], engine=self.space.engine
+            )
+        return tuple(replace(one, device=device.name) for one in self._known_options[key])
 
     def _layer_pair(self, layer: int, placed: LayerPlacement) -> Floats:
         return cost_pair(self.model.layer_costs(layer, placed, self.settings))

@@ -2,13 +2,16 @@ import json
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autoplace.__main__ import main
+from autoplace.hardware.fingerprint import fingerprint
 from autoplace.hardware.profile import machine_from_profile
+from autoplace.predict.calibration import Calibration, save_calibration
 from autoplace.units import GIB
 from tests.hardware.profiles import profile
 
@@ -83,6 +86,88 @@ def test_an_emulated_machine_is_said_to_be_one(capsys: pytest.CaptureFixture[str
     assert {gpu.model for gpu in machine_from_profile(profile("emulated-2x2gib")).gpus} == {
         document["placements"][0]["devices"]["cuda:0"]["model"]
     }
+
+
+def test_the_pick_comes_with_what_binds_it_and_a_bound(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, document = plan(capsys, "hardware=2xa6000", "model=deepseek-v2")
+    pick = document["pick"]
+    assert pick == document["placements"][0]
+    assert 0 <= document["gap"] < 0.02
+    assert {margin["device"] for margin in document["margins"]} == {"cuda:0", "cuda:1"}
+    best = document["margins"][0]
+    assert best["gain_tok_per_s"] > 0
+    assert best["missing_bytes"] == best["next_bytes"] - best["left_bytes"]
+    parts = pick["predicted"]["decode_s"]
+    assert 1 / sum(parts.values()) == pytest.approx(pick["predicted"]["decode_tok_per_s"])
+    others = [one["predicted"]["request_s"] for one in document["placements"] if one["fits"]]
+    assert pick["predicted"]["request_s"] == min(others)
+
+
+def test_longer_prompts_are_predicted_for_the_pick(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = plan(capsys, "hardware=2xa6000", "model=deepseek-v2")
+    prompts = [one["prompt_tokens"] for one in document["at_lengths"]]
+    latencies = [one["prefill_latency_s"] for one in document["at_lengths"]]
+    assert prompts == [32, 512, 2048]
+    assert latencies == sorted(latencies)
+
+
+def test_cards_are_filled_in_builtin_and_left_empty_in_ktransformers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("hardware=2xa6000", "model=deepseek-v2", "compare=[builtin,ktransformers-0.3]")
+    code, document = plan(capsys, *words)
+    assert code == 0
+    builtin, ktransformers = document["compare"]
+    assert "cuda:0 KExpertsMarlin 4 in" in builtin["pick"]["layout"]
+    assert "experts cpu KExpertsCPU in 59 layers" in ktransformers["pick"]["layout"]
+    assert main(["plan", *words]) == 0
+    text = capsys.readouterr().out
+    assert "46 of 59" in text
+    assert "ktransformers-0.3: against the first: " in text
+
+
+def test_machines_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = plan(capsys, "model=deepseek-v2-lite", "compare=[1x3090,2x4090]")
+    assert [one["hardware"] for one in document["compare"]] == ["1x3090", "2x4090"]
+    assert all(one["pick"]["fits"] for one in document["compare"])
+
+
+def test_what_cannot_be_compared_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "model=deepseek-v2", "compare=[2xa600]"]) == 2
+    assert "no hardware or engine '2xa600'; did you mean '2xa6000'" in capsys.readouterr().err
+
+
+def test_the_pick_is_written_as_rules_that_plan_reads_back(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    where = ("hardware=2xa6000", "model=deepseek-v2")
+    _, solved = plan(capsys, *where, f"out={tmp_path}/pick.rules.yaml")
+    code, document = plan(capsys, *where, f"rules={tmp_path}/pick.rules.yaml")
+    assert code == 0
+    (placement,) = document["placements"]
+    assert placement["predicted"] == solved["pick"]["predicted"]
+    assert placement["devices"] == solved["pick"]["devices"]
+    assert document["margins"] == solved["margins"]
+
+
+def test_a_calibration_is_used_or_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    machine = machine_from_profile(profile("2xa6000"))
+    path = tmp_path / "calibration.json"
+    words = ("hardware=2xa6000", "model=deepseek-v2", f"calibration={path}")
+    calibration = Calibration(
+        fingerprint(machine), "builtin", "probe and 5 trials", decode_error=0.04
+    )
+    save_calibration(calibration, path)
+    _, document = plan(capsys, *words)
+    assert document["calibration"]["source"] == "probe and 5 trials"
+    assert document["pick"]["predicted"]["decode_error"] == 0.04
+    save_calibration(replace(calibration, machine="another"), path)
+    assert main(["plan", *words]) == 2
+    assert "this calibration is of machine another, not " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", LIGHT, ids=" ".join)
