@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from autoplace.architectures.spec import ModelSpec
+from autoplace.catalog.engines import engine
+from autoplace.commands.check_flags import check_flags
 from autoplace.commands.check_report import Answer, document, show
 from autoplace.commands.fit import fit_of
 from autoplace.commands.model_source import describe_model
@@ -23,7 +25,8 @@ from autoplace.rules.subject import homes_of
 def run(config: CheckConfig) -> int:
     """0 if nothing keeps the files from running; 1 for errors, or where one does not fit."""
     spec = describe_model(config.model, config.workload)
-    answers = [check_file(config, spec, path) for path in config.paths]
+    one = check_file if engine(config.engine.name).uses_rules else check_flags
+    answers = [one(config, spec, path) for path in config.paths]
     if config.output == "json":
         documents = [document(config, answer) for answer in answers]
         print_json("check", documents[0] if len(documents) == 1 else {"files": documents})

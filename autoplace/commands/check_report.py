@@ -38,7 +38,9 @@ class Answer:
     @property
     def is_good(self) -> bool:
         """Whether it runs and, as far as can be said, fits."""
-        if self.fit is None or zone_of_fit(self.fit) is Zone.DOES_NOT_FIT:
+        if self.fit is None and not self.launch:
+            return False
+        if self.fit is not None and zone_of_fit(self.fit) is Zone.DOES_NOT_FIT:
             return False
         return not any(finding.severity is Severity.ERROR for finding in self.findings)
 
@@ -134,7 +136,8 @@ def show(config: CheckConfig, answer: Answer) -> None:
     else:
         console.print(verdict_line(config, answer), style="bold", soft_wrap=True)
         console.print(fit_table("", answer.fit))
-        console.print(_shares_table(answer.shares))
+        if answer.shares:
+            console.print(_shares_table(answer.shares))
     for line in _change_lines(answer.changes):
         console.print(line, soft_wrap=True)
     for one in answer.explanations:

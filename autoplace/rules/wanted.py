@@ -133,8 +133,9 @@ class Mender:
         fixed = reassigned(entry, device=device, operator=operator, home=home)
         known = options_of(_KINDS[kind])
         kwargs = {key: value for key, value in fixed.kwargs.items() if key in known}
-        if kwargs.get("num_bits") not in (None, 4, 8):
-            del kwargs["num_bits"]
+        in_vain = operator == "KExpertsMarlin" and self._subject.is_ktransformers
+        if kwargs.get("num_bits") not in (None, 4, 8) or in_vain:
+            kwargs.pop("num_bits", None)
         if operator not in ("KLinearCPUInfer", "KExpertsCPU") and "out_device" not in entry.kwargs:
             kwargs.pop("out_device", None)
         return Wanted(_KINDS[kind], kwargs, recursive=kind != "experts")

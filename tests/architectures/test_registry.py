@@ -175,7 +175,7 @@ def test_an_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
         read_preset("tiny").geometry,
         metadata={"general.architecture": "mamba"},
     )
-    with pytest.raises(AutoplaceError, match="'mamba'; there are deepseek2, llama, qwen2moe"):
+    with pytest.raises(AutoplaceError, match="'mamba'; there are deepseek2, glm4moe, gpt-oss"):
         spec_from_gguf(gguf)
 
 

@@ -1,0 +1,222 @@
+"""`check` on the files that people publish: the whole command, as a hook would run it."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoplace.__main__ import main
+from autoplace.architectures import read_preset, spec_from_geometry
+from autoplace.placement.placement import Choice, LayerPlacement, Placement
+from autoplace.rules.compile import compile_rules
+from autoplace.rules.write import dump_rules
+from tests.commands.command_line import autoplace
+from tests.rules.test_fix import MISTAKES
+from tests.rules.test_lint import v2_on_two_gpus
+
+V2 = ("model=deepseek-v2", "engine=ktransformers-0.3")
+HOOK = Path(__file__).parents[2] / "hooks" / "check-rules"
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "good.rules.yaml"
+    path.write_text(v2_on_two_gpus())
+    return path
+
+
+def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    capsys.readouterr()
+    code = main(["check", *words, "output=json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_good_file_fits_192_gb_and_not_64_because_of_the_host(
+    good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, document = check(capsys, f"rules={good}", *V2, "hardware=2xa6000")
+    assert (code, document["findings"], document["memory"]["zone"]) == (0, [], "fits")
+    code, document = check(capsys, f"rules={good}", *V2, "hardware=2x4090")
+    assert (code, document["findings"]) == (1, [])
+    assert document["memory"]["gpus_fit"]
+    assert not document["memory"]["host_fits"]
+    assert document["memory"]["tightest"] == "cpu"
+    assert "134,686,310,400 B of experts" in document["facts"][0]
+    assert "no placement of this file fits this machine" in document["facts"][1]
+
+
+def test_eight_l40_are_over_by_the_bytes_of_the_worked_example(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(eight_l40())
+    code, document = check(capsys, f"rules={path}", *V2, "hardware=8xl40")
+    assert code == 1
+    devices = document["memory"]["devices"]
+    assert devices["cuda:0"]["weights_bytes"] == 24_293_974_016
+    for index in range(1, 7):
+        assert devices[f"cuda:{index}"]["weights_bytes"] == 61_443_162_112
+        assert devices[f"cuda:{index}"]["memory_bytes"] == 48_305_799_168
+    assert {finding["code"] for finding in document["findings"]} == {
+        "embedding-on-gpu",
+        "cuda-graph",
+    }
+    assert any("not the split" in fact for fact in document["facts"])
+    assert len(document["changes"]) >= 2
+    for change in document["changes"]:
+        assert all(left >= 0 for left in change["left_bytes"].values())
+    main(["check", f"rules={path}", *V2, "hardware=8xl40"])
+    text = capsys.readouterr().out
+    assert "61,443,162,112 B of weights) of 48,305,799,168 B" in text
+
+
+def eight_l40() -> str:
+    """Layers 4 + 7×8, every expert by KExpertsTorch on its layer's card, the embedding on one."""
+    spec = spec_from_geometry("v2", read_preset("deepseek-v2").geometry, quant="q4_k_m")
+    layers = []
+    for index in range(60):
+        gpu = f"cuda:{0 if index < 4 else 1 + (index - 4) // 8}"
+        linear = Choice(gpu, "KLinearMarlin", 4)
+        experts = Choice(gpu, "KExpertsTorch") if index else None
+        layers.append(LayerPlacement(gpu, linear, linear, experts))
+    head = Choice("cuda:7", "KLinearTorch")
+    rules = compile_rules(Placement("ktransformers-0.3", tuple(layers), head), spec)
+    on_gpu: dict[str, Any] = {"generate_device": "cuda:0", "prefill_device": "cuda:0"}
+    return dump_rules(
+        [
+            replace(rule, kwargs=on_gpu) if rule.name == "^model\\.embed_tokens$" else rule
+            for rule in rules
+        ]
+    )
+
+
+def test_twelve_gib_cards_are_too_small_only_while_lm_head_is_packed(
+    good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = (
+        "- match: {name: ^lm_head$}\n  replace:\n"
+        "    class: ktransformers.operators.linear.KTransformersLinear\n    kwargs:\n"
+        "      {generate_device: cuda:1, prefill_device: cuda:1, generate_op: KLinearMarlin}\n"
+    )
+    theirs = "modeling_deepseek.DeepseekV2"
+    v3 = good.read_text().replace(theirs + "Yarn", "modeling_deepseek_v3.DeepseekV3")
+    v3 = v3.replace(theirs, "modeling_deepseek_v3.DeepseekV3").replace("|59)", "|59|60)")
+    v3 = v3.replace("KDeepseekV2MoE", "KDeepseekV3MoE")
+    v3 = v3.replace("RoPE.YarnRotaryEmbedding", "RoPE.YarnRotaryEmbeddingV3")
+    good.write_text(head + v3)
+    code, document = check(
+        capsys,
+        f"rules={good}",
+        "model=deepseek-v3",
+        "engine=ktransformers-0.3",
+        "hardware=2xa6000",
+        "hardware.gpu_memory_gib=12",
+        "hardware.host_memory_gib=512",
+    )
+    assert code == 1
+    over = document["memory"]["devices"]["cuda:1"]
+    assert over["zone"] == "close" or over["margin_bytes"] < 0
+    standing = over["weights_bytes"] + over["kv_cache_bytes"] + over["workspace_bytes"]
+    assert standing < over["budget_bytes"] < over["load_peak_bytes"]
+    assert "KLinearTorch for lm_head" in document["changes"][0]["what"]
+
+
+def test_numa_copies_are_part_of_the_verdict(
+    good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (f"rules={good}", *V2, "hardware=2xa6000", "hardware.numa_nodes=2")
+    code, document = check(capsys, *words)
+    assert code == 1
+    assert document["memory"]["devices"]["cpu"]["weights_bytes"] == (
+        2 * 134_686_310_400 + 1_048_576_000
+    )
+    assert any("USE_NUMA" in change["what"] for change in document["changes"])
+    assert check(capsys, *words, "numa_copies=1")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["number range", "quoted transfer map", "misspelt option"])
+def test_fix_writes_a_file_that_checks_clean(
+    name: str, good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good.write_text(MISTAKES[name](good.read_text()))
+    fixed = good.with_name("fixed.yaml")
+    words = (*V2, "hardware=2xa6000")
+    assert check(capsys, f"rules={good}", *words, f"fix={fixed}")[0] == 1
+    assert check(capsys, f"rules={fixed}", *words)[0] == 0
+
+
+def test_explain_says_which_rule_and_which_later_ones(
+    good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = "model.layers.12.mlp.experts"
+    words = (f"rules={good}", *V2, "hardware=2xa6000")
+    (one,) = check(capsys, *words, f"explain={module}")[1]["explain"]
+    assert (one["module"], one["rule"], one["later_rules"]) == (module, 8, [13])
+    assert (one["device"], one["operator"]) == ("cpu", "KExpertsCPU")
+    assert one["bytes"] == 2_447_769_600
+    many = check(capsys, *words, r"explain=self_attn\.kv_b_proj$")[1]["explain"]
+    assert len(many) == 60
+    capsys.readouterr()
+    assert main(["check", *words, "explain=model.layers.99.mlp"]) == 2
+    assert "matches no module" in capsys.readouterr().err
+
+
+def test_a_folder_and_a_pattern_are_checked_as_one(
+    good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = good.parent / "deep" / "bad.rules.yaml"
+    bad.parent.mkdir()
+    bad.write_text("a: b\n")
+    for rules in (good.parent, good.parent / "**" / "*.yaml"):
+        code, document = check(capsys, f"rules={rules}", *V2, "hardware=2xa6000")
+        assert code == 1
+        found = {entry["rules"]: entry["ok"] for entry in document["files"]}
+        assert found == {"bad.rules.yaml": False, "good.rules.yaml": True}
+    assert main(["check", f"rules={good.parent}/*.yml", *V2, "hardware=2xa6000"]) == 2
+
+
+def test_the_hook_fails_for_one_bad_file_among_good_ones(good: Path) -> None:
+    bad = good.with_name("bad.rules.yaml")
+    bad.write_text("- match: {name: '('}\n")
+    environment = {**os.environ, "PYTHON": sys.executable}
+    for files, code in (([good], 0), ([good, bad, good], 1)):
+        words = [str(HOOK), "hardware=2xa6000", *V2, *map(str, files)]
+        done = subprocess.run(words, env=environment, capture_output=True, check=False)
+        assert done.returncode == code, done.stderr
+
+
+def test_a_rule_file_becomes_a_line_for_llama_cpp_that_checks_itself(
+    good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("model=deepseek-v2", "engine=llama.cpp", "hardware=2xa6000")
+    code, document = check(capsys, f"rules={good}", *words)
+    assert code == 0
+    (line,) = document["launch"]
+    assert "-ngl 61 -ts 30,31 -ot" in line
+    good.write_text(line.replace("_(ch|)exps", "_exqs"))
+    code, document = check(capsys, f"rules={good}", *words)
+    assert code == 1
+    assert [finding["code"] for finding in document["findings"]] == ["dead-override"]
+
+
+def test_no_torch_is_imported_and_eight_gpus_take_under_a_second_of_processor_time(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(eight_l40())
+    before = os.times()
+    done = autoplace("check", f"rules={path}", *V2, "hardware=8xl40")
+    after = os.times()
+    assert done.code == 1, done.stderr
+    used = after.children_user + after.children_system
+    assert used - before.children_user - before.children_system < 1.5
+    code = (
+        "import sys, autoplace.commands.check; "
+        "sys.exit(bool({'torch', 'optuna', 'ray'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
