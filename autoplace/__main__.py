@@ -14,6 +14,7 @@ from autoplace.errors import AutoplaceError, did_you_mean
 COMMANDS = {
     "inspect": "autoplace.commands.inspect",
     "synth": "autoplace.commands.synth",
+    "probe": "autoplace.commands.probe",
     "plan": "autoplace.commands.plan",
     "check": "autoplace.commands.check",
     "bench": "autoplace.commands.bench",

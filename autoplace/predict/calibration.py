@@ -35,6 +35,8 @@ class Calibration:
     prefill: Mapping[str, float] = field(default_factory=dict)
     layer_s: float | None = None
     """Measured time around the operators of one layer that runs on the host."""
+    handover_s: float | None = None
+    """Measured one way between a device and experts on the host, where all devices are emulated."""
     num_trials: int = 0
     decode_error: float = UNCALIBRATED_DECODE_ERROR
     """Expected relative error: leave-one-out once there are trials."""
@@ -65,7 +67,7 @@ def calibration_from_json(data: Mapping[str, Any]) -> Calibration:
         raise AutoplaceError(f"expected a calibration of format {FORMAT} but got {found!r}")
     try:
         rates = data["rates"]
-        layer_s = data["layer_s"]
+        layer_s, handover_s = data["layer_s"], data.get("handover_s")
         return Calibration(
             machine=str(data["machine"]),
             engine=str(data["engine"]),
@@ -78,6 +80,7 @@ def calibration_from_json(data: Mapping[str, Any]) -> Calibration:
             decode={str(key): _positive(value) for key, value in data["decode"].items()},
             prefill={str(key): _positive(value) for key, value in data["prefill"].items()},
             layer_s=None if layer_s is None else _positive(layer_s),
+            handover_s=None if handover_s is None else _positive(handover_s),
             num_trials=int(data["num_trials"]),
             decode_error=float(data["decode_error"]),
             prefill_error=float(data["prefill_error"]),
@@ -87,13 +90,15 @@ def calibration_from_json(data: Mapping[str, Any]) -> Calibration:
 
 
 def load_calibration(path: Path) -> Calibration:
-    """From a JSON file."""
+    """From a JSON file: a calibration, or a profile of `probe` with one in it."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:
         raise AutoplaceError(f"cannot read {path}: {problem.strerror}") from problem
     except ValueError as problem:
         raise AutoplaceError(f"{path} is no JSON: {problem}") from problem
+    if isinstance(data, Mapping) and "calibration" in data:
+        data = data["calibration"]
     return calibration_from_json(data)
 
 

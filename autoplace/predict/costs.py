@@ -259,7 +259,7 @@ class CostModel:
         host = self._machine.host.name
         bandwidth = link.bandwidth_bytes_per_s if link else 20e9
         if self._machine.emulated:
-            return EMULATED_HOP_S, bandwidth
+            return self._calibration.handover_s or EMULATED_HOP_S, bandwidth
         if host in (source, target):
             return HANDOVER_S, bandwidth
         return (link.latency_s if link else HOP_S), bandwidth
