@@ -1,12 +1,14 @@
 """HybridModel: prefill in chunks, decode one token at a time, logits of every position."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from autoplace.architectures.geometry import Geometry, Mla
+from autoplace.engine.graphs import GraphedDecode, refuse_graphs
+from autoplace.engine.recorder import Capture, CudaCapture
 from autoplace.errors import AutoplaceError
 from autoplace.models.allocation import Allocator
 from autoplace.models.attention import causal_mask
@@ -27,10 +29,14 @@ class Forward:
 
     def step(self, start: int, num_tokens: int, place: Place) -> Step:
         end = start + num_tokens
-        positions = torch.arange(start, end)
-        turns = rotations(positions, self._frequencies, self._factor).to(place.torch_device)
         mask = causal_mask(num_tokens, end, place.torch_device)
-        return Step(start, end, put(turns, place), None if mask is None else put(mask, place))
+        turns = self.turns(start, end, place)
+        return Step(start, end, turns, None if mask is None else put(mask, place))
+
+    def turns(self, start: int, end: int, place: Place) -> Tensor:
+        """Rotations of positions start … end: [end - start, 1, rope dim / 2] complex64."""
+        turns = rotations(torch.arange(start, end), self._frequencies, self._factor)
+        return put(turns.to(place.torch_device), place)
 
 
 class HybridModel:
@@ -57,8 +63,25 @@ class HybridModel:
         self._layers = [root.get_submodule(f"model.layers.{i}") for i in range(len(places))]
         self._norm = root.get_submodule("model.norm")
         self._lm_head = root.get_submodule("lm_head")
+        self._graphs: GraphedDecode | None = None
         self.position = 0
         """Tokens in the cache."""
+
+    def use_graphs(self, capture: Callable[[Place], Capture] = CudaCapture) -> None:
+        """Decode by CUDA graphs in pieces around the host's work; bytes: see `GraphedDecode`.
+
+        Raise `AutoplaceError` where a layer, or what an operator needs, is not on a GPU. `capture`
+        is replaced by tests, which have no GPU.
+        """
+        refuse_graphs(self.root, self._places)
+        self._graphs = GraphedDecode(
+            self._layers,
+            self._places,
+            self._output,
+            lambda end, place: self._forward.turns(0, end, place),
+            context_tokens=self._context_tokens,
+            capture=capture,
+        )
 
     def prefill(self, tokens: list[int]) -> Tensor:
         """Logits [V] float32 of the prompt's last position, on the host."""
@@ -73,7 +96,12 @@ class HybridModel:
     def decode(self, token: int) -> Tensor:
         """Logits [V] float32 after one more token, on the host."""
         with torch.inference_mode(), translated("a decode step"):
-            return self._logits(self._hidden([token]))[0]
+            if self._graphs is None:
+                return self._logits(self._hidden([token]))[0]
+            self._refuse_beyond_context(1)
+            logits = self._graphs.decode(self._embedded([token]), self.position)[0]
+            self.position += 1
+            return logits
 
     def logits(self, tokens: list[int]) -> Tensor:
         """Logits [T, V] float32 of every position of a prompt, on the host."""
@@ -91,7 +119,7 @@ class HybridModel:
 
     def close(self) -> None:
         """Let go of the tensors and give their bytes back to the ledger."""
-        for name in ("root", "_embed", "_layers", "_norm", "_lm_head"):
+        for name in ("root", "_embed", "_layers", "_norm", "_lm_head", "_graphs"):
             setattr(self, name, None)
         self._allocator.close()
 
@@ -102,7 +130,7 @@ class HybridModel:
     def _hidden(self, tokens: list[int]) -> Tensor:
         """Normed hidden states [T, D] of the next tokens, on the last layer's device."""
         self._refuse_beyond_context(len(tokens))
-        x = self._embed(move(torch.tensor(tokens), self._embed_place))
+        x = self._embedded(tokens)
         steps: dict[str, Step] = {}
         for layer, place in zip(self._layers, self._places, strict=True):
             if place.name not in steps:
@@ -111,12 +139,16 @@ class HybridModel:
         self.position += len(tokens)
         return cast(Tensor, self._norm(x))
 
-    @property
-    def _embed_place(self) -> Place:
-        return cast(Place, self._embed.place)
+    def _embedded(self, tokens: list[int]) -> Tensor:
+        place = cast(Place, self._embed.place)
+        return cast(Tensor, self._embed(move(torch.tensor(tokens), place)))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return move(self._lm_head(hidden).float(), HOST)
+
+    def _output(self, x: Tensor) -> Tensor:
+        """Logits [1, V] float32 of the last layer's output, on its device."""
+        return cast(Tensor, self._lm_head(self._norm(x)).float())
 
     def _refuse_beyond_context(self, num_tokens: int) -> None:
         if self.position + num_tokens > self._context_tokens:

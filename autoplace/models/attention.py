@@ -9,9 +9,16 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def attend_one(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Groups G of R heads that share keys: [G, R, d], [G, L, d], [G, L, v] → [G, R, v]."""
+def attend_one(
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None = None
+) -> Tensor:
+    """Groups G of R heads that share keys: [G, R, d], [G, L, d], [G, L, v] → [G, R, v].
+
+    A mask [1, L] says which of L positions there are, where L is fixed for a CUDA graph.
+    """
     scores = torch.bmm(query, keys.transpose(1, 2)).float().mul_(scale)
+    if mask is not None:
+        scores.masked_fill_(mask.logical_not(), float("-inf"))
     return torch.bmm(scores.softmax(-1).to(values.dtype), values)
 
 

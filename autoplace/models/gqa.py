@@ -14,12 +14,13 @@ from autoplace.models.rotary import rotate
 class Step(NamedTuple):
     """What all layers on one device share in one forward: T tokens from position `start` on."""
 
-    start: int
+    start: int | Tensor
+    """A tensor [1] where only the device knows it: see `CacheRows.write`."""
     end: int
     turns: Tensor
     """[T, 1, rope dim / 2] complex rotations."""
     mask: Tensor | None
-    """[T, L] bool; None for one token."""
+    """[T, L] bool; None for one token, unless L is more than there are positions."""
 
 
 class GqaAttention(nn.Module):
@@ -72,5 +73,6 @@ class GqaAttention(nn.Module):
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, step: Step) -> Tensor:
         if q.shape[0] == 1:
             grouped = q.view(self.num_kv_heads, -1, self.head_dim)  # [G, R, d]
-            return attend_one(grouped, keys, values, self.scale).flatten(0, 1)[None]
+            rows = attend_one(grouped, keys, values, self.scale, step.mask)
+            return rows.flatten(0, 1)[None]
         return attend_many(q.transpose(0, 1), keys, values, step.mask, self.scale).transpose(0, 1)

@@ -17,8 +17,12 @@ class CacheRows(ABC):
     """[context, width] values by position, on one place."""
 
     @abstractmethod
-    def write(self, rows: Tensor, start: int) -> None:
-        """Store rows [T, width] at positions start … start + T."""
+    def write(self, rows: Tensor, start: int | Tensor) -> None:
+        """Store rows [T, width] at positions start … start + T.
+
+        A tensor [1] int64 on the rows' device is a position that the host need not know: one row
+        is stored there, and a CUDA graph can hold the step.
+        """
 
     @abstractmethod
     def read(self, end: int, dtype: torch.dtype) -> Tensor:
@@ -31,8 +35,8 @@ class FloatRows(CacheRows):
     def __init__(self, values: Tensor) -> None:
         self._values = values
 
-    def write(self, rows: Tensor, start: int) -> None:
-        self._values[start : start + rows.shape[0]] = rows
+    def write(self, rows: Tensor, start: int | Tensor) -> None:
+        _store(self._values, rows.to(self._values.dtype), start)
 
     def read(self, end: int, dtype: torch.dtype) -> Tensor:
         values = self._values[:end]
@@ -48,17 +52,23 @@ class Q8Rows(CacheRows):
         self._values = values  # [context, width / 32, 32] int8
         self._scales = scales  # [context, width / 32, 1] float16
 
-    def write(self, rows: Tensor, start: int) -> None:
+    def write(self, rows: Tensor, start: int | Tensor) -> None:
         blocks = rows.float().reshape(len(rows), -1, _Q8_0_BLOCK)
         scales = blocks.abs().amax(-1, keepdim=True) / 127
         inverse = torch.where(scales > 0, 1 / scales, 0)
-        end = start + rows.shape[0]
-        self._values[start:end] = (blocks * inverse).round().to(torch.int8)
-        self._scales[start:end] = scales.to(torch.float16)
+        _store(self._values, (blocks * inverse).round().to(torch.int8), start)
+        _store(self._scales, scales.to(torch.float16), start)
 
     def read(self, end: int, dtype: torch.dtype) -> Tensor:
         values = self._values[:end].to(dtype) * self._scales[:end].to(dtype)
         return values.flatten(-2)
+
+
+def _store(target: Tensor, rows: Tensor, start: int | Tensor) -> None:
+    if isinstance(start, Tensor):
+        target.index_copy_(0, start, rows)
+    else:
+        target[start : start + len(rows)] = rows
 
 
 def cache_rows(

@@ -71,7 +71,7 @@ class MlaAttention(nn.Module):
         to_keys, to_values = self.kv_b_proj.keys, self.kv_b_proj.values
         absorbed = torch.bmm(q_nope[0, :, None], to_keys)[:, 0]  # [H, lora]
         query = torch.cat((absorbed, q_rope[0]), -1)
-        rows = attend_one(query[None], latent[None], latent[None], self.scale)[0]
+        rows = attend_one(query[None], latent[None], latent[None], self.scale, step.mask)[0]
         heads = rows[:, None, : self.mla.kv_lora_rank]  # [H, 1, lora]
         return torch.bmm(heads, to_values.transpose(1, 2)).view(1, -1)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from autoplace.models.allocation import Allocator
 from autoplace.models.place import Place
 from autoplace.models.source import TensorSource
+from autoplace.operators.device_fill import fill_weight
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def filled(context: OperatorContext, source: TensorSource, dtype: torch.dtype) -
     weight = context.allocator.empty(
         source.info.shape, dtype, context.place, kind="weights", what=context.path
     )
-    source.fill(weight, context.place, context.allocator)
+    fill_weight(source, weight, context.place, context.allocator)
     return weight
 
 

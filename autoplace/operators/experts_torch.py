@@ -11,6 +11,8 @@ from autoplace.operators.base import (
     experts_parts,
     stacked_shape,
 )
+from autoplace.operators.device_fill import fill_weight
+from autoplace.operators.gpu_kernels import on_real_gpu, require_triton
 from autoplace.operators.host_kernels import experts_from_dense
 
 
@@ -20,6 +22,8 @@ class KExpertsTorch(ExpertsOperator):
     def __init__(self, context: OperatorContext, sources: tuple[TensorSource, ...]) -> None:
         super().__init__()
         self.place = context.place
+        if on_real_gpu(context.place):
+            require_triton(f"{context.path}: KExpertsTorch")
         gate, up, down = experts_parts(sources)
         self.weights = _stacked(context, gate), _stacked(context, up), _stacked(context, down)
 
@@ -35,5 +39,5 @@ def _stacked(context: OperatorContext, part: Part) -> Tensor:
         shape, context.dtype, context.place, kind="weights", what=context.path
     )
     for source, target in zip(part, weight.view(len(part), *part[0].info.shape), strict=True):
-        source.fill(target, context.place, context.allocator)
+        fill_weight(source, target, context.place, context.allocator)
     return weight

@@ -1,6 +1,7 @@
-"""Chooses, for one product, between the compiled CPU kernel and its plain torch twin.
+"""Chooses, for one product, between the compiled CPU kernel, its plain torch twin and Triton's.
 
-The kernels read host memory: weights of the CPU and of emulated GPUs. On a real GPU the twin runs.
+The CPU kernels read host memory: weights of the CPU and of emulated GPUs. On a real GPU packed
+weights and experts are Triton's, plain linears are torch's GEMM.
 """
 
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional
 
 from autoplace.models.backend import DTYPES, kernels
 from autoplace.native import Kernels, Weights
+from autoplace.operators import gpu_kernels
 from autoplace.operators.blocks import MappedBlocks
 from autoplace.operators.by_rows import linear_by_rows
 from autoplace.operators.marlin import MarlinWeight
@@ -38,6 +40,8 @@ def linear_from_blocks(x: Tensor, blocks: MappedBlocks) -> Tensor:
 
 def linear_from_marlin(x: Tensor, weight: MarlinWeight) -> Tensor:
     """[T, in] · packed [out, in]ᵀ → [T, out] in x's dtype."""
+    if x.is_cuda:
+        return gpu_kernels.linear_from_marlin(x, weight)
     native = _kernels_for(x)
     if native is None:
         return linear_by_rows(x, weight.rows, (weight.form.out_features, weight.form.in_features))
@@ -46,6 +50,8 @@ def linear_from_marlin(x: Tensor, weight: MarlinWeight) -> Tensor:
 
 def experts_from_dense(x: Tensor, experts: Tensor, weights: Tensor, dense: DenseTriple) -> Tensor:
     """[T, D] through experts whose weights are plain tensors [E, out, in]."""
+    if x.is_cuda:
+        return gpu_kernels.experts_from_dense(x, experts, weights, dense)
     native = _kernels_for(x)
     if native is None:
         return sum_of_experts(
@@ -73,6 +79,8 @@ def experts_from_marlin(
     x: Tensor, experts: Tensor, weights: Tensor, packed: MarlinTriple
 ) -> Tensor:
     """[T, D] through experts whose weights are packed."""
+    if x.is_cuda:
+        return gpu_kernels.experts_from_marlin(x, experts, weights, packed)
     native = _kernels_for(x)
     if native is None:
         return sum_of_experts(x, experts, weights, lambda e, rows: _from_rows(rows, e, packed))

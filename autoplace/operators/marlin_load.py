@@ -7,6 +7,7 @@ from autoplace.errors import AutoplaceError
 from autoplace.models.place import HOST, move
 from autoplace.models.source import TensorSource
 from autoplace.operators.base import OperatorContext, Part, stacked_shape
+from autoplace.operators.gpu_kernels import on_real_gpu, require_triton
 from autoplace.operators.marlin import MarlinFormat, MarlinWeight, pack_rows
 from autoplace.operators.packed_cache import PackedCache
 from autoplace.placement.workspace import load_transient_bytes
@@ -48,6 +49,8 @@ def _refuse(context: OperatorContext) -> None:
         )
     if context.num_bits not in (4, 8):
         raise AutoplaceError(f"{context.path}: expected num_bits 4 or 8 but got {context.num_bits}")
+    if on_real_gpu(context.place):
+        require_triton(f"{context.path}: a Marlin operator")
 
 
 def _load(

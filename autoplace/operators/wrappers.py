@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from autoplace.models.moe import RoutedExperts
 from autoplace.models.place import Place, move
+from autoplace.operators import device_handover
 from autoplace.operators.base import ExpertsOperator, LinearOperator
 
 
@@ -21,6 +22,8 @@ class KTransformersLinear(nn.Module):
         self.home = home
 
     def forward(self, x: Tensor) -> Tensor:
+        if device_handover.hands_over(self.operator.place, self.home):
+            return device_handover.begin(self.operator, (x,), self.home)()
         return move(self.operator(move(x, self.operator.place)), self.home)
 
 
@@ -39,5 +42,7 @@ class KTransformersExperts(RoutedExperts):
         while the CPU computes the experts.
         """
         place = self.operator.place
+        if device_handover.hands_over(place, self.home):
+            return device_handover.begin(self.operator, (x, experts, weights), self.home)
         sent = move(x, place), move(experts, place), move(weights, place)
         return lambda: move(self.operator(*sent), self.home)

@@ -1,0 +1,117 @@
+"""Decoding by recorded pieces gives what decoding does, at every position, wherever experts are."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from autoplace.architectures.spec import Role
+from autoplace.engine import graphs
+from autoplace.engine.model import HybridModel
+from autoplace.errors import AutoplaceError
+from autoplace.models.backend import slow_twin
+from autoplace.models.place import Place
+from tests.engine.host_capture import HostCapture
+from tests.engine.tiny import load_tiny, placed, some_tokens, write_tiny
+
+NUM_PROMPT, NUM_DECODED = 5, 9
+
+
+def decoded(model: HybridModel, tokens: list[int]) -> torch.Tensor:
+    model.reset()
+    model.prefill(tokens[:NUM_PROMPT])
+    return torch.stack([model.decode(token) for token in tokens[NUM_PROMPT:]])
+
+
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions 5 to 13 lie in two buckets."""
+    monkeypatch.setattr(graphs, "SMALLEST_BUCKET", 8)
+
+
+@pytest.mark.parametrize(
+    ("preset", "linear_device", "kv_type"),
+    [
+        ("tiny-lite", None, "f32"),
+        ("tiny-lite", "cpu", "q8_0"),
+        ("tiny-v3", None, "f16"),
+        ("tiny-qwen3moe", None, "f32"),
+        ("tiny-llama", "cpu", "f32"),
+    ],
+)
+def test_recorded_decoding_gives_the_same_logits(
+    tiny_folder: Path, preset: str, linear_device: str | None, kv_type: str
+) -> None:
+    gguf, spec = write_tiny(tiny_folder, preset, "f16")
+    linear = "KLinearCPUInfer" if linear_device else "KLinearTorch"
+    assignment = placed(
+        spec,
+        linear=linear,
+        linear_device=linear_device,
+        experts="KExpertsCPU",
+        layer_devices=("cuda:0", "cuda:1"),
+    )
+    tokens = some_tokens(spec, NUM_PROMPT + NUM_DECODED)
+    with slow_twin():
+        model = load_tiny(gguf, spec, assignment, kv_type=kv_type)
+        expected = decoded(model, tokens)
+        model.use_graphs(HostCapture)
+        torch.testing.assert_close(decoded(model, tokens), expected, rtol=1e-4, atol=1e-4)
+        other = some_tokens(spec, 40)[-len(tokens) :]
+        again = decoded(model, other)
+        model.close()
+    fresh = load_tiny(gguf, spec, assignment, kv_type=kv_type)
+    torch.testing.assert_close(again, decoded(fresh, other), rtol=0.02, atol=0.02)
+
+
+def test_a_bucket_is_recorded_once_and_has_pieces_around_the_hosts_experts(
+    tiny_folder: Path,
+) -> None:
+    """Each of its expert layers cuts twice; another GPU ends one piece and begins one."""
+    gguf, spec = write_tiny(tiny_folder, "tiny-lite", "f16")
+    made: list[HostCapture] = []
+
+    def capture(place: Place) -> HostCapture:
+        made.append(HostCapture(place))
+        return made[-1]
+
+    assignment = placed(spec, experts="KExpertsCPU", layer_devices=("cuda:0", "cuda:1"))
+    num_moe = len(spec.of_role(Role.EXPERTS))
+    assert num_moe > 0
+    with slow_twin():
+        model = load_tiny(gguf, spec, assignment)
+        model.use_graphs(capture)
+        tokens = some_tokens(spec, NUM_PROMPT + NUM_DECODED)
+        decoded(model, tokens[: NUM_PROMPT + 2])
+        assert len(made) == 1 + 1 + 2 * num_moe
+        decoded(model, tokens)
+        assert len(made) == 2 * (1 + 1 + 2 * num_moe)
+    assert sum(piece.num_operations > 2 for piece in made) >= len(made) // 2
+
+
+@pytest.mark.parametrize(
+    ("position", "bucket"), [(0, 8), (7, 8), (8, 16), (63, 64), (64, 96), (95, 96)]
+)
+def test_a_bucket_holds_the_position_and_never_more_than_the_cache(
+    tiny_folder: Path, position: int, bucket: int
+) -> None:
+    gguf, spec = write_tiny(tiny_folder, "tiny-llama", "f16")
+    model = load_tiny(gguf, spec, placed(spec, layer_devices=("cuda:0",)))
+    model.use_graphs(HostCapture)
+    assert model._graphs is not None
+    assert model._graphs._bucket(position) == bucket
+
+
+def test_a_layer_on_the_cpu_is_refused(tiny_folder: Path) -> None:
+    gguf, spec = write_tiny(tiny_folder, "tiny-llama", "f16")
+    model = load_tiny(gguf, spec, placed(spec, layer_devices=("cpu", "cuda:0")))
+    with pytest.raises(AutoplaceError, match="but layer=0 is on cpu"):
+        model.use_graphs(HostCapture)
+
+
+def test_experts_on_another_gpu_than_their_layer_are_refused(tiny_folder: Path) -> None:
+    gguf, spec = write_tiny(tiny_folder, "tiny-lite", "f16")
+    assignment = placed(spec, layer_devices=("cuda:0",), experts_device="cuda:1")
+    model = load_tiny(gguf, spec, assignment)
+    with pytest.raises(AutoplaceError, match=r"experts is on cuda:1 and its layer on cuda:0"):
+        model.use_graphs(HostCapture)
