@@ -125,7 +125,7 @@ def fit(
 def _suspicious(matrix: Floats, measured: Floats) -> dict[int, float]:
     """Those that differ from the others' common ratio to the model by over three times."""
     ratios = measured / matrix.sum(1)
-    common = median(ratios) if len(ratios) > 2 else 1.0
+    common = float(np.exp(median(np.log(ratios)))) if len(ratios) > 1 else 1.0
     return {
         i: float(ratio / common)
         for i, ratio in enumerate(ratios)

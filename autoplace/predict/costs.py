@@ -26,8 +26,6 @@ HOP_S = 46e-6
 """One transfer of activations between GPUs, peer access off, where the machine lists no link."""
 HANDOVER_S = 7.5e-6
 """α + o: one way between a GPU and experts on the host."""
-HOST_LAYER_S = 0.35e-3
-"""Around the operators of a layer that runs on the host: norms, rotation, attention, routing."""
 EMULATED_HOP_S = 1e-6
 ACTIVATION_PASSES = 60
 """Reads and writes of a hidden state in a layer outside of the operators, at prefill."""
@@ -112,7 +110,7 @@ class CostModel:
     def launch(self, device: str, settings: RunSettings) -> Cost:
         """Around the operators of a layer: launches on a GPU, everything else on the host."""
         where = self._where(device)
-        once = self._calibration.layer_s or HOST_LAYER_S
+        once = self._calibration.layer_s or self.engine.host_layer_s
         if where == "gpu":
             once = self.engine.layer_launch_s
         prefill_s = sum(

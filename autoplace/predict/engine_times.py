@@ -22,6 +22,8 @@ class EngineTimes:
     """Whether long prompts copy experts to a GPU instead of multiplying on the host."""
     overlaps_shared: bool = True
     """Whether the shared expert runs on its GPU while the host works on the routed ones."""
+    host_layer_s: float = 0.03e-3
+    """Around the operators of a layer that runs on the host: norms, rotation, routing."""
     host_efficiency: float = 0.53
     """Share of the host's measured bandwidth that experts reach."""
 
@@ -33,7 +35,7 @@ _KTRANSFORMERS = EngineTimes(
 )
 
 ENGINE_TIMES: Mapping[str, EngineTimes] = {
-    "builtin": EngineTimes(layer_launch_s=0.5e-3),
+    "builtin": EngineTimes(layer_launch_s=0.5e-3, host_layer_s=0.35e-3),
     "ktransformers-0.2.1": _KTRANSFORMERS,
     "ktransformers-0.3": _KTRANSFORMERS,
     "ktransformers-0.3.2": _KTRANSFORMERS,

@@ -83,6 +83,8 @@ class HostSpeed:
 
 def at(curve: Curve, num_threads: int) -> float:
     """A measured curve between and beyond its points: straight between, constant outside."""
+    if num_threads in curve:
+        return curve[num_threads]
     known = sorted(curve)
     if num_threads <= known[0]:
         return curve[known[0]] * num_threads / known[0]

@@ -1,0 +1,244 @@
+"""How far predictions are off on this machine: before and after calibration, and as a ranking.
+
+    python studies/benchmarks/accuracy.py --hardware emulated-256-128mib --out DIR
+    python studies/benchmarks/accuracy.py --hardware auto --out DIR
+    python studies/benchmarks/accuracy.py --model.path FILE … ; --again analyses what DIR holds
+
+Measures at least 20 placements drawn over the space, the obvious and the solved among them, and
+compares four models: the profile's starting values, the probe, the probe corrected by three runs
+(judged on the others), and the probe corrected by all (each judged without its own run).
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoplace.bench.metrics import Status
+from autoplace.bench.probe import probe
+from autoplace.commands.tune import problem_of
+from autoplace.config import TuneConfig, load_config
+from autoplace.placement.baselines import obvious_placements
+from autoplace.placement.placement import Placement
+from autoplace.placement.settings import RunSettings
+from autoplace.predict.calibrate import Observation, refit
+from autoplace.predict.calibration import (
+    Calibration,
+    load_calibration,
+    save_calibration,
+)
+from autoplace.predict.latency import LatencyModel
+from autoplace.predict.solve import Solver
+from autoplace.tuner.candidate import Preparer, Problem
+from autoplace.tuner.inline_runner import InlineRunner
+from autoplace.tuner.records import placement_from_json, placement_to_json
+
+NUM_CALIBRATING = 3
+RUNS, PROBE = "runs.json", "probe.json"
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Of one model over measured placements."""
+
+    model: str
+    num_placements: int
+    decode_mape: float
+    prefill_mape: float
+    decode_spearman: float
+    prefill_spearman: float
+    request_spearman: float
+    best_of_5: bool
+    """The best measured request is among the five that are predicted best."""
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    folder: Path = arguments.out
+    folder.mkdir(parents=True, exist_ok=True)
+    config = load_config("tune", [f"hardware={arguments.hardware}", *arguments.words])
+    assert isinstance(config, TuneConfig)
+    problem = problem_of(config, config.kv_type)
+    quick = replace(
+        problem.measure,
+        quality=False,
+        min_repeats=arguments.repeats,
+        max_repeats=arguments.repeats,
+        max_other_share=1.0 if arguments.busy else problem.measure.max_other_share,
+    )
+    problem = replace(problem, measure=quick)
+    if not arguments.again:
+        done = probe(problem.spec, problem.machine, problem.space.engine)
+        save_calibration(done.calibration, folder / PROBE)
+        runs = measured(problem, arguments.placements, arguments.seed)
+        (folder / RUNS).write_text(json.dumps(runs, indent=1))
+    runs = json.loads((folder / RUNS).read_text())
+    accuracies = analyse(problem, runs, load_calibration(folder / PROBE))
+    (folder / "accuracy.json").write_text(json.dumps([asdict(a) for a in accuracies], indent=2))
+    print_table(problem, accuracies)
+
+
+def measured(problem: Problem, count: int, seed: int) -> list[dict[str, Any]]:
+    """Runs of different placements that fit, as plain data."""
+    preparer = Preparer(problem)
+    runner = InlineRunner()
+    runs: list[dict[str, Any]] = []
+    for placement, settings in placements(problem, preparer, count, seed):
+        outcome = runner.run(preparer.prepare(placement, settings).request(problem))
+        if outcome.status is Status.OK and outcome.metrics is not None:
+            metrics = outcome.metrics
+            runs.append(
+                {
+                    "placement": placement_to_json(placement),
+                    "settings": asdict(settings),
+                    "decode_tok_per_s": metrics.decode_tok_per_s.median,
+                    "prefill_latency_s": metrics.prefill_latency_s.median,
+                    "decode_spread": metrics.decode_tok_per_s.relative,
+                }
+            )
+            rate = metrics.decode_tok_per_s.median
+            print(f"{len(runs)}: {rate:.1f} tok/s, {metrics.prefill_latency_s.median:.3f} s")
+        else:
+            print(f"no number: {outcome.status.value}: {outcome.reason}")
+    return runs
+
+
+def placements(
+    problem: Problem, preparer: Preparer, count: int, seed: int
+) -> Sequence[tuple[Placement, RunSettings]]:
+    """The obvious and the solved first, then draws and walks of a few changes from those."""
+    space = problem.space
+    chosen = {
+        (one.placement, one.settings): None
+        for one in obvious_placements(space, preparer.overrun_bytes)
+    }
+    model = LatencyModel(problem.spec, problem.machine, problem.workload)
+    solved = Solver(space, model, preparer.overrun_bytes).solve()
+    chosen |= {(one.placement, one.settings): None for one in solved.front[:4]}
+    starts = [v for v in (space.encode(*one) for one in chosen) if v is not None]
+    rng = random.Random(seed)
+    while len(chosen) < count:
+        values = space.draw(rng) if rng.random() < 0.5 else rng.choice(starts)
+        for _ in range(rng.randint(1, 5)):
+            values = space.mutate(values, rng)
+        one = space.decode(values)
+        if preparer.fits(*one):
+            chosen.setdefault(one)
+    return list(chosen)
+
+
+def analyse(
+    problem: Problem, runs: Sequence[Mapping[str, Any]], probed: Calibration
+) -> list[Accuracy]:
+    observations = [
+        Observation(
+            placement_from_json(run["placement"]),
+            RunSettings(**run["settings"]),
+            1 / run["decode_tok_per_s"],
+            run["prefill_latency_s"],
+        )
+        for run in runs
+    ]
+    start = model_of(problem, None)
+    seen = model_of(problem, probed)
+    spread = np.linspace(0, len(observations) - 1, NUM_CALIBRATING).round().astype(int)
+    few = [observations[i] for i in spread]
+    others = [one for i, one in enumerate(observations) if i not in set(spread.tolist())]
+    three = model_of(problem, refit(seen, few).calibration)
+    return [
+        accuracy("starting values", observations, predictions(start, observations), problem),
+        accuracy("probe", observations, predictions(seen, observations), problem),
+        accuracy("probe, 3 runs", others, predictions(three, others), problem),
+        accuracy(
+            "probe, all but one", observations, left_out(problem, seen, observations), problem
+        ),
+    ]
+
+
+def model_of(problem: Problem, calibration: Calibration | None) -> LatencyModel:
+    return LatencyModel(
+        problem.spec,
+        problem.machine,
+        problem.workload,
+        dtype_bytes=problem.dtype_bytes,
+        engine=problem.space.engine,
+        calibration=calibration,
+    )
+
+
+def predictions(
+    model: LatencyModel, observations: Sequence[Observation]
+) -> list[tuple[float, float]]:
+    """Seconds a token and of the prefill."""
+    found = [model.predict(one.placement, one.settings) for one in observations]
+    return [(1 / one.decode_tok_per_s, one.prefill_latency_s) for one in found]
+
+
+def left_out(
+    problem: Problem, model: LatencyModel, observations: Sequence[Observation]
+) -> list[tuple[float, float]]:
+    found = []
+    for i, one in enumerate(observations):
+        rest = [other for j, other in enumerate(observations) if j != i]
+        found += predictions(model_of(problem, refit(model, rest).calibration), [one])
+    return found
+
+
+def accuracy(
+    name: str,
+    observations: Sequence[Observation],
+    predicted: Sequence[tuple[float, float]],
+    problem: Problem,
+) -> Accuracy:
+    seen = np.array([(one.decode_s, one.prefill_s) for one in observations])
+    said = np.array(predicted)
+    tokens = problem.workload.output_tokens - 1
+    seen_request, said_request = seen @ (tokens, 1.0), said @ (tokens, 1.0)
+    return Accuracy(
+        name,
+        len(observations),
+        decode_mape=float(np.abs(seen[:, 0] / said[:, 0] - 1).mean()),
+        prefill_mape=float(np.abs(said[:, 1] / seen[:, 1] - 1).mean()),
+        decode_spearman=spearman(seen[:, 0], said[:, 0]),
+        prefill_spearman=spearman(seen[:, 1], said[:, 1]),
+        request_spearman=spearman(seen_request, said_request),
+        best_of_5=int(seen_request.argmin()) in said_request.argsort()[:5],
+    )
+
+
+def spearman(a: "np.ndarray[Any, Any]", b: "np.ndarray[Any, Any]") -> float:
+    """Correlation of ranks; ties, which hardly occur among times, rank in order."""
+    return float(np.corrcoef(a.argsort().argsort(), b.argsort().argsort())[0, 1])
+
+
+def print_table(problem: Problem, accuracies: Sequence[Accuracy]) -> None:
+    print(f"{problem.spec.name} on {problem.machine.name}, {problem.workload.name}")
+    print("MAPE of decode and prefill, Spearman of decode, prefill and request, best among five")
+    for one in accuracies:
+        print(
+            f"{one.model:20s} {one.num_placements:2d} {one.decode_mape:11.1%} "
+            f"{one.prefill_mape:13.1%}  {one.decode_spearman:.3f} / {one.prefill_spearman:.3f} / "
+            f"{one.request_spearman:.3f}            {'yes' if one.best_of_5 else 'no'}"
+        )
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--hardware", default="emulated-256-128mib")
+    parser.add_argument("--placements", type=int, default=24)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("/tmp/autoplace-accuracy"))
+    parser.add_argument("--again", action="store_true", help="analyse what is in --out")
+    parser.add_argument("--busy", action="store_true", help="accept what others disturb")
+    parser.add_argument("words", nargs="*", help="further key=value, e.g. model=mini")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
