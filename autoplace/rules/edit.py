@@ -67,7 +67,9 @@ def _spans(lines: Sequence[str], starts: Sequence[int]) -> list[tuple[int, int]]
     firsts = [_dash_line(lines, start) for start in starts]
     assert all(first is not None for first in firsts)
     begins = [first for first in firsts if first is not None]
-    spans = []
+    spans: list[tuple[int, int]] = []
+    if not begins:
+        return spans
     for first, after in zip(begins, [*begins[1:], len(lines)], strict=True):
         end = after
         while end > first + 1 and _is_between(lines[end - 1]):

@@ -11,6 +11,7 @@ time, for what slips through.
 import importlib
 import re
 import warnings
+from functools import lru_cache
 from typing import Any
 
 MAX_LENGTH = 10_000
@@ -38,6 +39,7 @@ class PatternError(ValueError):
         self.position = position
 
 
+@lru_cache(maxsize=4096)
 def compile_pattern(text: str) -> re.Pattern[str]:
     """Compile a rule's name pattern. Raises `PatternError`."""
     if len(text) > MAX_LENGTH:
@@ -155,6 +157,7 @@ def _starts_differ(branches: Any) -> bool:
     return len(set(starts)) == len(starts)
 
 
+@lru_cache(maxsize=4096)
 def is_blind_to_experts(text: str) -> bool:
     """Whether the pattern surely matches all experts of a layer alike, or none.
 
