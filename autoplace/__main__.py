@@ -3,10 +3,13 @@
 import importlib
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Sequence
+from types import FrameType
 
 from autoplace import __version__
 from autoplace.errors import AutoplaceError, did_you_mean
@@ -30,6 +33,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns its exit code: 0, 1, 2, 3 or 130; raises nothing."""
     _log_to_stderr()
+    _end_on_sigterm_as_on_ctrl_c()
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments))
     except AutoplaceError as problem:
@@ -46,6 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"autoplace: {_fault_line(fault)}", file=sys.stderr)
         return OUR_FAULT
+
+
+def _end_on_sigterm_as_on_ctrl_c() -> None:
+    """A scheduler's SIGTERM ends a study as cleanly as a person's Ctrl-C."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _run(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Errors a user can cause or meet: one line each, with what was expected, what came, what exists."""
+"""Errors a user can cause or meet: one line each, with what was expected, came and exists."""
 
 import difflib
 from collections.abc import Iterable
@@ -28,7 +28,13 @@ class DeviceOutOfMemoryError(AutoplaceError):
     exit_code = 1
 
     def __init__(
-        self, device: str, *, requested_bytes: int, allocated_bytes: int, budget_bytes: int, what: str
+        self,
+        device: str,
+        *,
+        requested_bytes: int,
+        allocated_bytes: int,
+        budget_bytes: int,
+        what: str,
     ) -> None:
         super().__init__(
             f"out of memory on {device}: {what} needs {requested_bytes} B more, "

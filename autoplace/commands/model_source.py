@@ -42,7 +42,7 @@ def describe_model(model: ModelConfig, workload: Workload | None = None) -> Mode
     else:
         spec = spec_from_geometry(model.name, preset_geometry(model), quant=preset_quant(model))
     if workload is not None:
-        check_context(spec, workload)
+        _refuse_beyond_context(spec, workload)
     return spec
 
 
@@ -88,7 +88,7 @@ def write_preset(
         )
 
 
-def check_context(spec: ModelSpec, workload: Workload) -> None:
+def _refuse_beyond_context(spec: ModelSpec, workload: Workload) -> None:
     """Refuse a workload that is longer than what the model was made for."""
     limit = spec.geometry.context_length
     if workload.context_tokens > limit:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autoplace.architectures.spec import ModelSpec
 from autoplace.bench.metrics import Basis
-from autoplace.commands.model_source import check_context, describe_model, model_file
+from autoplace.commands.model_source import describe_model, model_file
 from autoplace.commands.output import answer_console, print_json
 from autoplace.config import ReportConfig, TuneConfig
 from autoplace.errors import AutoplaceError
@@ -119,6 +119,4 @@ def _runner(config: TuneConfig, spec: ModelSpec) -> Runner:
         return ProcessRunner()
     from autoplace.tuner.ray_runner import RayRunner
 
-    return RayRunner(
-        address=config.runner.address, object_store_mib=config.runner.object_store_mib
-    )
+    return RayRunner(address=config.runner.address, object_store_mib=config.runner.object_store_mib)

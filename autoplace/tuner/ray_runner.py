@@ -13,8 +13,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -146,7 +146,8 @@ class RayRunner(Runner):
                 "_temp_dir": self._temp_dir,
             }
         try:
-            self._ray.init(logging_level=logging.ERROR, **options)
+            with _own_sigterm_handler():
+                self._ray.init(logging_level=logging.ERROR, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = "on this machine" if address is None else f"at {address}"
             raise AutoplaceError(
@@ -219,3 +220,14 @@ def _import_ray(*, local: bool) -> Any:
 
 def _drop(*_arguments: object, **_keywords: object) -> None:
     """We say ourselves why a trial ended."""
+
+
+@contextmanager
+def _own_sigterm_handler() -> Iterator[None]:
+    """Ray's start replaces the handler of SIGTERM, in C++ and in Python: put ours back."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)

@@ -4,8 +4,8 @@ import random
 from dataclasses import replace
 
 import pytest
-from autoplace.architectures.registry import spec_from_geometry
 
+from autoplace.architectures.registry import spec_from_geometry
 from autoplace.architectures.spec import Role
 from autoplace.hardware.machine import Machine
 from autoplace.placement.expert_layers import expert_orders, spread_experts
