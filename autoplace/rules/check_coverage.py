@@ -1,5 +1,6 @@
 """Checks: whether each module is reached, by a rule and a class that are meant for it."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -123,14 +124,17 @@ def _check_coverage(subject: Subject) -> None:
             remedy="leave recursive: false to mlp.experts",
         )
     for gap in _gaps(subject):
+        apart = sorted({subject.homes[layer] for layer in gap.layers} - gap.devices)
+        elsewhere = f"the activations are on {' and '.join(apart)}" if apart else ""
+        subject.explained |= gap.layers
         subject.report(
-            gap.severity,
+            ERROR if apart else gap.severity,
             "unmatched",
             f"no rule matches the {gap.names}, so they stay plain on "
             f"{' and '.join(sorted(gap.devices))}{_digits(subject, gap)}",
             layers=gap.layers,
             rules=_meant_rules(subject, gap),
-            effect=gap.effect,
+            effect="; ".join(part for part in (gap.effect, elsewhere) if part),
             remedy="give the patterns these layers too",
         )
 
@@ -184,6 +188,34 @@ def _digits(subject: Subject, gap: _Gap) -> str:
     return ""
 
 
+_LAYER_NUMBERS = re.compile(r"layers\\?\.(?:\((?:\?:)?)?(\d+(?:\|\d+)*)\)?(.*)", re.DOTALL)
+"""Plain numbers after `layers.`, and what follows them."""
+
+
+def _check_open_ends(subject: Subject) -> None:
+    """`layers.1` without a dot behind it also finds layers 10 to 19."""
+    matched: dict[int | None, set[int]] = defaultdict(set)
+    for module, entry in subject.entries():
+        if module.layer is not None:
+            matched[entry.rule].add(module.layer)
+    for index, rule in enumerate(subject.rules):
+        found = _LAYER_NUMBERS.search(rule.name or "")
+        if found is None or re.match(r"\\?\.|\$|\\b|\[", found[2]) or "layers" in found[2]:
+            continue
+        meant = {int(number) for number in found[1].split("|")}
+        extra = sorted(matched[index] - meant)
+        if extra and all(str(layer).startswith(tuple(map(str, meant))) for layer in extra):
+            subject.report(
+                WARNING,
+                "open-ended-pattern",
+                f"the layer number in the pattern has no end, so {layers_text(extra)} match too",
+                layers=extra,
+                rules=[index],
+                effect="the first match wins, so later rules never get these layers",
+                remedy=r"write \. behind the number",
+            )
+
+
 def _check_plain(subject: Subject) -> None:
     """Modules that only a `default` rule matches, although they need a class."""
     plain: dict[Role, set[int]] = defaultdict(set)
@@ -218,4 +250,4 @@ def _replacement(subject: Subject, role: Role) -> str:
     return f"replace it by {wanted[role].replace_class.rpartition('.')[2]} in an earlier rule"
 
 
-CHECKS = (_check_number_ranges, _check_coverage, _check_plain)
+CHECKS = (_check_number_ranges, _check_coverage, _check_open_ends, _check_plain)

@@ -216,6 +216,8 @@ class _Reader:
                 "unknown-class",
                 f"'replace' names no operator known here: {text!r}{near}",
                 class_node.line,
+                _class_remedy(text),
+                effect="KTransformers stops with AttributeError or ModuleNotFoundError",
             )
             text = None
         return text, self._kwargs(node.get("kwargs"), text)
@@ -295,6 +297,13 @@ def _kind(node: document.Node | None) -> str:
         return "nothing"
     names = {str: "string", bool: "boolean", int: "number", float: "number"}
     return f"the {names[type(node.value)]} {node.value!r}"
+
+
+def _class_remedy(text: str) -> str:
+    if "balance_serve" in text or text.endswith("V2"):
+        return "it belongs to the server (balance_serve), which uses one GPU: write local_chat's"
+    near = list(vocabulary.similar_injectables(text))
+    return f"write {near[0]}" if near else "write default, or one of KTransformers' operators"
 
 
 def _rename(name: str, options: Collection[str]) -> str:

@@ -377,3 +377,30 @@ def test_a_number_of_a_rule_counts_rules_that_could_not_be_read() -> None:
         ("transfer-layer", 13),
     ]
     assert "(?:4|5|…|10)" in found[0].remedy
+
+
+def test_a_number_without_an_end_finds_layers_of_two_digits_too() -> None:
+    text = (
+        "- match: {name: '^model.layers.1'}\n  replace: {class: default, kwargs: "
+        "{generate_device: cuda:0, prefill_device: cuda:0}}\n"
+    )
+    found = [f for f in check(text, engine="ktransformers-0.3") if f.code == "open-ended-pattern"]
+    assert [finding.layers for finding in found] == [tuple(range(10, 20))]
+    closed = text.replace("layers.1'", "layers.1\\.'")
+    assert "open-ended-pattern" not in {f.code for f in check(closed, engine="ktransformers-0.3")}
+
+
+def test_a_layer_that_no_pattern_names_is_one_finding_wherever_it_falls() -> None:
+    text = v2_on_two_gpus().replace(f"(?:{SECOND})", f"(?:{SECOND.replace('|45|', '|')})")
+    finding = only(text, "unmatched")
+    assert finding.layers == (45,)
+    assert finding.severity is Severity.ERROR
+    assert "stay plain on cuda:0" in finding.message
+    assert "the activations are on cuda:1" in finding.effect
+
+
+def test_operators_of_the_server_are_named_as_such() -> None:
+    text = v2_on_two_gpus().replace("experts.KDeepseekV2MoE", "experts.KDeepseekV3MoEV2")
+    found = [f for f in check(text) if f.code == "unknown-class"]
+    assert found
+    assert "balance_serve" in found[0].remedy
