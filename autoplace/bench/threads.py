@@ -22,6 +22,7 @@ def recorded_threads() -> Mapping[str, str | int | float]:
     """For `Outcome.environment`."""
     return {
         "torch_threads": torch.get_num_threads(),
+        "niceness": os.getpriority(os.PRIO_PROCESS, 0),
         "affinity_cores": len(os.sched_getaffinity(0)),
         "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES", "all"),
     }

@@ -39,6 +39,8 @@ LOCAL_RAY = {
     # Ray leaves CUDA_VISIBLE_DEVICES alone: `TrialProcess` sets it.
     "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray runs workers at niceness 15: every other process would take the CPU from a measurement.
+    "RAY_worker_niceness": "0",
 }
 """Read when Ray is imported or starts its processes."""
 

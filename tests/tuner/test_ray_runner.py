@@ -126,6 +126,7 @@ def test_a_good_trial_has_numbers_and_the_threads_it_asked_for(
     assert outcome.status is Status.OK, outcome.reason
     assert outcome.metrics is not None
     assert outcome.environment["torch_threads"] == 1
+    assert outcome.environment["niceness"] == os.getpriority(os.PRIO_PROCESS, 0)
     assert outcome.environment["visible_gpus"] == ""
 
 
