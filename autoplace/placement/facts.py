@@ -52,7 +52,11 @@ def _host(situation: Situation) -> Iterator[str]:
     experts = sum(situation.spec.n_bytes(situation.experts[layer]) for layer in layers)
     copies = f" × {situation.numa_copies} NUMA copies" if situation.numa_copies > 1 else ""
     used = [_used(situation, gpu.name) for gpu in situation.machine.gpus]
-    empty = f", while the GPUs are nearly empty ({max(used):.0%} used)" if max(used) < 0.5 else ""
+    most = max(used, default=1.0)
+    empty = ""
+    if most < 0.6:
+        how = "are nearly empty" if most < 0.35 else "have room"
+        empty = f", while the GPUs {how} ({most:.0%} used at most)"
     yield (
         f"host memory is what is short: {host.peak:,} B ({experts:,} B of experts{copies}) of "
         f"{budget:,} B{empty}"

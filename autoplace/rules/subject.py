@@ -15,6 +15,9 @@ from autoplace.rules.vocabulary import LINEAR_ROLES
 ON_LAYER = (Role.ATTENTION, Role.NORM, Role.KV_B, Role.ROUTER, Role.ROTARY, Role.SHARED_GATE)
 """Modules that compute where the activations are."""
 
+_DECIDES = 1000
+"""Votes of an attention that the activations do come to: what else is elsewhere has strayed."""
+
 
 @dataclass
 class Subject:
@@ -122,6 +125,8 @@ class Subject:
             follows = self.is_ktransformers and entry.device != "cpu"
             if module.role in ON_LAYER or (follows and module.role in LINEAR_ROLES):
                 votes[module.layer][entry.device] += 1
+            if module.role is Role.ATTENTION and entry.device == self.stream[module.layer]:
+                votes[module.layer][entry.device] += _DECIDES
         return tuple(_winner(vote, self.stream[layer]) for layer, vote in enumerate(votes))
 
 

@@ -404,3 +404,15 @@ def test_operators_of_the_server_are_named_as_such() -> None:
     found = [f for f in check(text) if f.code == "unknown-class"]
     assert found
     assert "balance_serve" in found[0].remedy
+
+
+@pytest.mark.parametrize("engine", ["builtin", "ktransformers-0.3"])
+def test_what_a_catch_all_leaves_on_the_first_gpu_has_strayed_not_its_layer(engine: str) -> None:
+    text = v2_on_two_gpus()
+    head, _, tail = text.rpartition("default\n")
+    finding = only(
+        f"{head}default\n{tail.replace('cuda:1', 'cuda:0')}", "wrong-device", engine=engine
+    )
+    assert finding.layers == tuple(LATER)
+    for name in ("model.norm", "lm_head", "self_attn.kv_b_proj"):
+        assert name in finding.message
