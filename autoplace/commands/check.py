@@ -16,7 +16,7 @@ from autoplace.placement.facts import facts
 from autoplace.placement.remedies import smallest_changes
 from autoplace.placement.situation import Situation
 from autoplace.rules.explain import explain
-from autoplace.rules.fix import fix
+from autoplace.rules.fix import CannotMendError, fix
 from autoplace.rules.lint import Examined, examine
 from autoplace.rules.read import read_rules, read_text
 from autoplace.rules.subject import homes_of
@@ -52,8 +52,7 @@ def check_file(config: CheckConfig, spec: ModelSpec, path: Path) -> Answer:
         else []
     )
     situation = situation_of(config, spec, examined)
-    if config.fix is not None:
-        fix(config.fix, examined, situation)
+    not_mended = _fix(config, examined, situation)
     try:
         plan = situation.plan
     except AutoplaceError as problem:
@@ -63,7 +62,7 @@ def check_file(config: CheckConfig, spec: ModelSpec, path: Path) -> Answer:
         model=spec.name,
         findings=examined.findings,
         fit=fit_of(plan, config.machine),
-        facts=facts(situation),
+        facts=[*not_mended, *facts(situation)],
         changes=smallest_changes(situation) if situation.over else (),
         shares=breakdown(
             spec,
@@ -73,6 +72,17 @@ def check_file(config: CheckConfig, spec: ModelSpec, path: Path) -> Answer:
         ),
         explanations=explanations,
     )
+
+
+def _fix(config: CheckConfig, examined: Examined, situation: Situation) -> list[str]:
+    """Write the corrected file if one is asked for; why not, where the author has to decide."""
+    if config.fix is None:
+        return []
+    try:
+        fix(config.fix, examined, situation)
+    except CannotMendError as problem:
+        return [str(problem)]
+    return []
 
 
 def situation_of(config: CheckConfig, spec: ModelSpec, examined: Examined) -> Situation:

@@ -1,11 +1,13 @@
 """Checks: whether the modules are where the activations are, and go back there."""
 
+import difflib
 from collections import defaultdict
+from collections.abc import Mapping
 
 from autoplace.architectures.spec import Module, Role
-from autoplace.placement.assignment import ModuleAssignment
+from autoplace.placement.assignment import ModuleAssignment, Value
 from autoplace.rules.finding import Severity
-from autoplace.rules.subject import ON_LAYER, Subject, layers_of, list_names, short_name
+from autoplace.rules.subject import ON_LAYER, Subject, is_device, layers_of, list_names, short_name
 from autoplace.rules.vocabulary import LINEAR_ROLES
 
 ERROR, WARNING, ADVICE = Severity.ERROR, Severity.WARNING, Severity.ADVICE
@@ -18,7 +20,7 @@ def _check_strays(subject: Subject) -> None:
     strays: dict[tuple[int | None, str, str], list[Module]] = defaultdict(list)
     for module, entry in subject.entries():
         home = _expected(subject, module, entry)
-        if home is not None and entry.device != home:
+        if home is not None and entry.device != home and is_device(entry.device):
             strays[entry.rule, entry.device, home].append(module)
     for (rule, device, home), modules in strays.items():
         names = dict.fromkeys(short_name(module) for module in modules)
@@ -80,12 +82,18 @@ def _check_given_devices(subject: Subject) -> None:
             continue
         matters = bool(module.tensors) or module.role is Role.ATTENTION
         missing = [key for key in _DEVICE_KEYS if key not in entry.kwargs]
+        missing = [key for key in missing if not _is_misspelt(key, entry.kwargs)]
         if entry.class_name is None and matters and missing:
             _report_missing(subject, module, entry, missing, "KeyError 'generate_device'")
         elif module.role is Role.ATTENTION and "generate_device" in missing:
             _report_missing(subject, module, entry, missing, "KeyError for the KV cache's device")
         elif entry.class_name is not None and module.role is not Role.MODEL and missing:
             _report_missing(subject, module, entry, missing, "")
+
+
+def _is_misspelt(key: str, kwargs: Mapping[str, Value]) -> bool:
+    """Whether it is there under a name that has a finding of its own."""
+    return bool(difflib.get_close_matches(key, set(kwargs) - set(_DEVICE_KEYS), n=1, cutoff=0.8))
 
 
 def _report_missing(

@@ -8,7 +8,7 @@ from autoplace.errors import did_you_mean
 from autoplace.hardware.machine import Device
 from autoplace.placement.assignment import ModuleAssignment
 from autoplace.rules.finding import Severity
-from autoplace.rules.subject import Subject, layers_of
+from autoplace.rules.subject import Subject, is_device, layers_of
 from autoplace.rules.vocabulary import option_problems, wrapped_kind
 
 ERROR, WARNING, ADVICE = Severity.ERROR, Severity.WARNING, Severity.ADVICE
@@ -103,6 +103,7 @@ def _check_machine(subject: Subject) -> None:
     exists = ", ".join(machine.by_name)
     for module, entry in subject.entries():
         matters = bool(module.tensors) or module.role is Role.ATTENTION
+        matters = matters and is_device(entry.device)
         device = machine.by_name.get(entry.device)
         if device is None and matters:
             subject.report(

@@ -21,7 +21,10 @@ def _check_transfer_map(subject: Subject) -> None:
         _check_key(subject, key)
         _check_target(subject, device)
     off = _off_layers(subject)
-    quoted = any(type(key) is not int for key in subject.assignment.transfer_map)
+    quoted = any(
+        type(key) is not int or not isinstance(device, str) or device == "cuda"
+        for key, device in subject.assignment.transfer_map.items()
+    )
     if off and not quoted and not _is_split_family(subject):
         _cannot_split(subject)
     elif off and not quoted:
@@ -128,6 +131,7 @@ def _check_target(subject: Subject, device: Value) -> None:
         "transfer-device",
         f"the transfer_map's device {device!r} is none of "
         f"{'cuda:N' if subject.is_ktransformers else 'cpu, cuda:N'}",
+        layers=_off_layers(subject),
         rules=_model_rule(subject),
         effect="set_device fails at the first prompt",
         remedy="write cuda:N",

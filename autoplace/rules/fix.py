@@ -22,6 +22,13 @@ from autoplace.rules.vocabulary import wrapped_kind
 from autoplace.rules.wanted import Mender, Wanted, relevant
 from autoplace.rules.write import dump_rules
 
+
+class CannotMendError(AutoplaceError):
+    """What is left has no one right answer: the author must say what is meant."""
+
+    exit_code = 1
+
+
 _ROUNDS = 4
 _TWO_DIGITS = re.compile(r"\[0-(\d)\]\[0-9\]")
 
@@ -65,7 +72,7 @@ def mend(examined: Examined, situation: Situation) -> Examined:
     if current.is_clean:
         return current
     left = [finding for finding in current.findings if finding.severity is not Severity.ADVICE]
-    raise AutoplaceError(f"fix cannot mend this by itself: {left[0]}")
+    raise CannotMendError(f"fix cannot mend this by itself: {left[0]}")
 
 
 def _mended_text(examined: Examined) -> str:
@@ -96,15 +103,17 @@ def _mended_line(line: str, code: str, message: str) -> str:
     if code in ("number-range", "bad-pattern"):
         return mend_number_ranges(line)
     if code == "bad-recursive":
-        word = "(true|false|True|False|TRUE|FALSE|no|yes)"
-        return re.sub(rf"recursive:\s*['\"]{word}['\"]", _boolean, line)
+        word = r"(true|false|no|yes|off|on|n|y|0|1)\b"
+        return re.sub(rf"recursive:\s*(['\"]?){word}\1", _boolean, line, flags=re.IGNORECASE)
     if code == "unmatched" and "two-digit" in message:
         return _TWO_DIGITS.sub(r"[0-\1]?[0-9]", line)
     return line
 
 
 def _boolean(match: "re.Match[str]") -> str:
-    return f"recursive: {'true' if match[1].lower() in ('true', 'yes') else 'false'}"
+    return (
+        f"recursive: {'true' if match[2].lower() in ('true', 'yes', 'on', 'y', '1') else 'false'}"
+    )
 
 
 def _examined_again(text: str, situation: Situation) -> Examined:

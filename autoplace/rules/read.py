@@ -239,11 +239,10 @@ class _Reader:
     def _check_option(self, replace_class: str, name: str, value: Value, line: int) -> None:
         options = vocabulary.options_of(replace_class)
         if name not in options:
-            short = replace_class.rpartition(".")[2]
             near = did_you_mean(name, options)
             self._fault(
                 "unknown-option",
-                f"{short} has no option {name!r}{near}",
+                f"unknown option {name!r}{near}",
                 line,
                 _rename(name, options),
                 effect="KTransformers ignores it without a word, and the default is used",

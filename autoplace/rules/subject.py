@@ -1,5 +1,6 @@
 """What the checks look at, and where they report to."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from autoplace.rules.vocabulary import LINEAR_ROLES
 ON_LAYER = (Role.ATTENTION, Role.NORM, Role.KV_B, Role.ROUTER, Role.ROTARY, Role.SHARED_GATE)
 """Modules that compute where the activations are."""
 
+_DEVICE = re.compile(r"cpu|cuda:\d{1,3}")
 _DECIDES = 1000
 """Votes of an attention that the activations do come to: what else is elsewhere has strayed."""
 
@@ -120,7 +122,7 @@ class Subject:
         """
         votes: list[Counter[str]] = [Counter() for _ in range(self.spec.geometry.num_layers)]
         for module, entry in self.entries():
-            if module.layer is None or entry.rule is None:
+            if module.layer is None or entry.rule is None or not is_device(entry.device):
                 continue
             follows = self.is_ktransformers and entry.device != "cpu"
             if module.role in ON_LAYER or (follows and module.role in LINEAR_ROLES):
@@ -128,6 +130,11 @@ class Subject:
             if module.role is Role.ATTENTION and entry.device == self.stream[module.layer]:
                 votes[module.layer][entry.device] += _DECIDES
         return tuple(_winner(vote, self.stream[layer]) for layer, vote in enumerate(votes))
+
+
+def is_device(name: str) -> bool:
+    """Whether it is spelt as a device; what is not has a finding of its own."""
+    return _DEVICE.fullmatch(name) is not None
 
 
 def _winner(votes: Counter[str], stream: str) -> str:

@@ -135,7 +135,7 @@ LINEAR = "class: ktransformers.operators.linear.KTransformersLinear"
         (rule(replace="class: torch.nn.Linear"), "'replace' names no operator known here"),
         (
             rule(replace=f"{LINEAR}, kwargs: {{generate_opp: KLinearMarlin}}"),
-            "KTransformersLinear has no option 'generate_opp'; did you mean 'generate_op'",
+            "unknown option 'generate_opp'; did you mean 'generate_op'",
         ),
         (
             rule(replace="class: default, kwargs: {generate_device: gpu}"),
