@@ -1,5 +1,6 @@
 """`tune`: searches for the best placement, and goes on where an earlier call stopped."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from autoplace.architectures.spec import ModelSpec
@@ -8,9 +9,12 @@ from autoplace.commands.model_source import describe_model, model_file
 from autoplace.commands.output import answer_console, print_json
 from autoplace.config import ReportConfig, TuneConfig
 from autoplace.errors import AutoplaceError
+from autoplace.hardware.fingerprint import fingerprint
 from autoplace.hardware.machine import Machine
 from autoplace.placement.settings import RunSettings
 from autoplace.placement.space import SearchSpace
+from autoplace.predict.calibration import Calibration, save_calibration
+from autoplace.predict.calibration_store import calibration_path, find_calibration
 from autoplace.rules.lint import refuse_unrunnable
 from autoplace.rules.match import assign
 from autoplace.rules.read import load_rules
@@ -39,15 +43,27 @@ def run(config: TuneConfig) -> int:
             sampler=_sampler(config),
             prune=config.prune,
             max_kl=config.max_kl,
+            audit_prunes=config.audit_prunes,
         ),
         user_rules=_user_rules(config.rules, problem) if config.rules else None,
     )
+    if not config.measure.predicted:
+        calibration = find_calibration(config.machine, config.engine.name, config.calibration)
+        problem = problem.calibrated(calibration)
     result = tune(problem, session, lambda: _runner(config, problem.spec))
+    if not config.measure.predicted and result.learned is not None:
+        _keep(result.learned, config)
     if config.output == "json":
         print_json("tune", summary_json(result.summary, result.published))
     else:
         print_summary(result.summary, result.published, answer_console())
     return INTERRUPTED if result.interrupted else 0
+
+
+def _keep(learned: Calibration, config: TuneConfig) -> None:
+    """What the study taught, for the next one on this machine."""
+    own = replace(learned, machine=fingerprint(config.machine), engine=config.engine.name)
+    save_calibration(own, calibration_path(config.machine, config.engine.name))
 
 
 def problem_of(config: TuneConfig | ReportConfig, kv_type: str) -> Problem:
@@ -108,7 +124,10 @@ def _runner(config: TuneConfig, spec: ModelSpec) -> Runner:
     if config.measure.predicted:
         from autoplace.tuner.predicted_runner import PredictedRunner
 
-        return PredictedRunner(spec)
+        measure = config.measure
+        return PredictedRunner(
+            spec, bias=measure.bias, noise=measure.noise, seed=measure.settings.seed
+        )
     if config.runner.name == "inline":
         from autoplace.tuner.inline_runner import InlineRunner
 

@@ -176,6 +176,7 @@ def _bench(composed: Composed) -> BenchConfig:
 def _tune(composed: Composed) -> TuneConfig:
     values = composed.values
     _at_least("n_trials", values["n_trials"], 1)
+    _at_least("audit_prunes", values["audit_prunes"], 0)
     _one_of("kv_type", values["kv_type"], KV_TYPES)
     for key in ("timeout_s", "max_kl"):
         if values[key] is not None:
@@ -196,6 +197,8 @@ def _tune(composed: Composed) -> TuneConfig:
         study_dir=_needed_path(composed, "tune", "study_dir"),
         max_kl=values["max_kl"],
         prune=values["prune"],
+        audit_prunes=values["audit_prunes"],
+        calibration=_path(values["calibration"]),
         kv_type=values["kv_type"],
         output=values["output"],
     )
@@ -293,7 +296,9 @@ def _settings(composed: Composed) -> SettingsConfig:
 
 def _measure(composed: Composed) -> MeasureConfig:
     values = dict(composed.values["measure"])
-    basis = values.pop("basis")
+    basis, bias, noise = (values.pop(key) for key in ("basis", "bias", "noise"))
+    _not_negative("measure.bias", bias)
+    _not_negative("measure.noise", noise)
     _one_of("measure.basis", basis, ("measured", "predicted"))
     _at_least("measure.min_repeats", values["min_repeats"], 1)
     _at_least("measure.max_repeats", values["max_repeats"], values["min_repeats"])
@@ -301,7 +306,12 @@ def _measure(composed: Composed) -> MeasureConfig:
     _at_least("measure.seed", values["seed"], 0)
     _positive("measure.max_relative_spread", values["max_relative_spread"])
     _positive("measure.time_limit_s", values["time_limit_s"])
-    return MeasureConfig(predicted=basis == "predicted", settings=MeasureSettings(**values))
+    return MeasureConfig(
+        predicted=basis == "predicted",
+        settings=MeasureSettings(**values),
+        bias=bias,
+        noise=noise,
+    )
 
 
 def _sampler(composed: Composed) -> SamplerConfig:
@@ -352,6 +362,11 @@ def _one_of(key: str, value: str, known: Sequence[str] | Mapping[str, object]) -
 def _at_least(key: str, value: int, least: int) -> None:
     if value < least:
         raise AutoplaceError(f"{key} is at least {least}, got {value}")
+
+
+def _not_negative(key: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise AutoplaceError(f"{key} is a number from 0 on, got {value}")
 
 
 def _positive(key: str, value: float) -> None:

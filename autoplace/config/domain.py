@@ -65,6 +65,9 @@ class MeasureConfig:
 
     predicted: bool
     settings: MeasureSettings
+    bias: float = 0.0
+    """Of the machine that `predicted` plays, from what the time model says of it."""
+    noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,8 @@ class TuneConfig:
     prune: bool
     kv_type: str
     output: str
+    audit_prunes: int = 0
+    calibration: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ class SettingsSchema:
 @dataclass
 class MeasureSchema:
     basis: str = MISSING
+    bias: float = MISSING
+    noise: float = MISSING
     min_repeats: int = MISSING
     max_repeats: int = MISSING
     max_relative_spread: float = MISSING
@@ -151,6 +153,8 @@ class TuneSchema:
     study_dir: str = MISSING
     max_kl: float | None = MISSING
     prune: bool = MISSING
+    audit_prunes: int = MISSING
+    calibration: str | None = MISSING
     kv_type: str = MISSING
 
 

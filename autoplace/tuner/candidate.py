@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 
 from autoplace.architectures.spec import ModelSpec
@@ -16,6 +16,8 @@ from autoplace.placement.memory import MemoryPlan, plan_memory
 from autoplace.placement.placement import Placement
 from autoplace.placement.settings import RunSettings
 from autoplace.placement.space import SearchSpace
+from autoplace.predict.calibration import Calibration
+from autoplace.predict.latency import LatencyModel
 from autoplace.rules.export import rule_body
 from autoplace.rules.match import assign
 from autoplace.rules.read import parse_rules
@@ -33,6 +35,23 @@ class Problem:
     dtype: str
     basis: Basis
     measure: MeasureSettings = field(default_factory=MeasureSettings)
+    calibration: Calibration = field(default_factory=Calibration)
+    """What predictions start from."""
+
+    def calibrated(self, calibration: Calibration) -> "Problem":
+        """The same problem, predicted from another start."""
+        return replace(self, calibration=calibration)
+
+    @cached_property
+    def latency_model(self) -> LatencyModel:
+        return LatencyModel(
+            self.spec,
+            self.machine,
+            self.workload,
+            dtype_bytes=self.dtype_bytes,
+            engine=self.space.engine,
+            calibration=self.calibration,
+        )
 
     @property
     def spec(self) -> ModelSpec:
@@ -66,6 +85,10 @@ class Candidate:
         """Equal for equal placements with equal settings."""
         return candidate_key(self.placement, self.settings)
 
+    def cheap_probe(self, problem: Problem) -> TrialRequest:
+        """Whether it fits: load, the longest prompt, one token."""
+        return _longest_prompt(self.request(problem))
+
     def request(self, problem: Problem) -> TrialRequest:
         return TrialRequest(
             model_path=problem.model_path,
@@ -77,6 +100,14 @@ class Candidate:
             dtype=problem.dtype,
             measure=problem.measure,
         )
+
+
+def _longest_prompt(request: TrialRequest) -> TrialRequest:
+    """The same placement on as long a prompt as its cache has room for, and one token."""
+    workload = request.workload
+    longest = Workload(workload.name, workload.context_tokens - 1, 1, workload.context_tokens)
+    quick = replace(request.measure, min_repeats=1, max_repeats=1, quality=False)
+    return replace(request, workload=longest, measure=quick)
 
 
 def candidate_key(placement: Placement, settings: RunSettings) -> str:

@@ -9,7 +9,6 @@ from autoplace.placement.baselines import obvious_placements
 from autoplace.placement.placement import Placement
 from autoplace.placement.settings import RunSettings
 from autoplace.placement.space import SearchSpace
-from autoplace.predict.latency import LatencyModel
 from autoplace.predict.solve import best_placements
 from autoplace.tuner.candidate import Preparer, Problem
 from autoplace.tuner.pareto import best_of, pareto_front
@@ -57,17 +56,10 @@ def first_placements(
         yield FirstPlacement(OBVIOUS + baseline.name, baseline.placement, baseline.settings)
     for study in earlier[:1]:
         yield from _best_of_earlier(study, problem.space)
-    model = LatencyModel(
-        problem.spec,
-        problem.machine,
-        problem.workload,
-        dtype_bytes=problem.dtype_bytes,
-        engine=problem.space.engine,
-    )
     starts = [problem.space.encode(one.placement, one.settings) for one in obvious]
     for predicted in best_placements(
         problem.space,
-        model,
+        problem.latency_model,
         preparer.overrun_bytes,
         count=num_predicted,
         seed=seed,

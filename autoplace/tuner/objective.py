@@ -46,10 +46,19 @@ def describe(trial: optuna.Trial, candidate: Candidate, problem: Problem) -> Non
         "predicted_bytes": {name: memory.peak for name, memory in plan.by_device.items()},
         "budget_bytes": {device.name: device.budget_bytes for device in problem.machine.devices},
         "overrun_bytes": dict(plan.overrun_bytes(problem.machine)),
+        "predicted": _predicted(candidate, problem),
     }
     for name, value in attributes.items():
         if trial.user_attrs.get(name) != value:
             trial.set_user_attr(name, value)
+
+
+def _predicted(candidate: Candidate, problem: Problem) -> dict[str, float]:
+    prediction = problem.latency_model.predict(candidate.placement, candidate.settings)
+    return {
+        "decode_tok_per_s": prediction.decode_tok_per_s,
+        "prefill_latency_s": prediction.prefill_latency_s,
+    }
 
 
 def tell_predicted_not_to_fit(

@@ -4,7 +4,7 @@ What comes out of a database is data from elsewhere: parsed field by field, neve
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
@@ -93,6 +93,8 @@ class TrialRecord:
     reason: str
     params: Mapping[str, int | str]
     duration_s: float
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    """`decode_tok_per_s` and `prefill_latency_s` as the time model said before it was run."""
 
     @property
     def measured(self) -> bool:
@@ -116,6 +118,8 @@ class TrialRecord:
 
 OBVIOUS = "obvious: "
 PREDICTED_BEST = "predicted best"
+CORRECTED_BEST = "corrected best"
+"""By the time model after it was corrected by the trials so far."""
 SAMPLED = "sampled"
 EARLIER = "earlier study"
 
@@ -141,4 +145,5 @@ def record_of(trial: FrozenTrial) -> TrialRecord:
         reason=attrs.get("reason", ""),
         params=trial.params,
         duration_s=trial.duration.total_seconds() if trial.duration else 0.0,
+        predicted=attrs.get("predicted", {}),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from jinja2 import Environment
 
 from autoplace import __version__
+from autoplace.tuner.accuracy import factors, sentences
 from autoplace.tuner.pareto import best_of, request_s
 from autoplace.tuner.plots import history_svg, memory_svg, pareto_svg
 from autoplace.tuner.records import TrialRecord
@@ -69,6 +70,7 @@ def tables(summary: Summary) -> Iterator[Table]:
         yield _front(summary)
         yield _memory(summary.best)
         yield _obvious(summary)
+        yield from _predictions(summary)
     yield _conditions(summary)
 
 
@@ -206,6 +208,16 @@ def _obvious_row(record: TrialRecord, summary: Summary) -> tuple[str, ...]:
         format_seconds(metrics.prefill_latency_s.median),
         format_seconds(request_s(record, summary.workload)),
     )
+
+
+def _predictions(summary: Summary) -> Iterator[Table]:
+    """Predicted against measured, where anything but the model itself was measured."""
+    if summary.basis == "predicted" and not summary.audit:
+        return
+    said = tuple(sentences(summary.records, summary.learned, summary.audit))
+    if said:
+        columns = ("kind of cost", "decode, times predicted", "prefill, times predicted")
+        yield Table("Predicted against measured", said, columns, tuple(factors(summary.learned)))
 
 
 def _conditions(summary: Summary) -> Table:

@@ -9,14 +9,16 @@ from typing import Protocol
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from autoplace.bench.metrics import Outcome, Status
+from autoplace.bench.metrics import Basis, Outcome, Status
 from autoplace.errors import AutoplaceError
 from autoplace.placement.settings import RunSettings
 from autoplace.placement.space import Value
+from autoplace.predict.zones import Zone, zone
 from autoplace.tuner.candidate import Candidate, Preparer, Problem, candidate_key
 from autoplace.tuner.drift import Sentinel
 from autoplace.tuner.first_placements import FirstPlacement, UserRules, first_placements
 from autoplace.tuner.history import TRANSIENT, known_keys, repeated_trial, unknown_neighbour
+from autoplace.tuner.learn import NUM_CORRECTED, corrected_best
 from autoplace.tuner.objective import (
     describe,
     suggest,
@@ -47,6 +49,8 @@ class SearchSettings:
     """Whether what is predicted not to fit is pruned; otherwise it is run."""
     max_kl: float | None = None
     num_predicted: int = 4
+    audit_prunes: int = 0
+    """Placements predicted not to fit that are run at the end, to see whether they fail."""
     sentinel_every: int = 8
     """Measured trials between two measurements of the same placement, which show drift."""
     max_pruned_in_a_row: int = 300
@@ -101,10 +105,7 @@ class Search:
             num_predicted=self._settings.num_predicted,
             seed=self._settings.sampler.seed,
         ):
-            key = candidate_key(first.placement, first.settings)
-            if key not in known:
-                known.add(key)
-                self._enqueue(first, key)
+            self._enqueue_unknown(first, known)
 
     def run(self) -> str:
         """Search until there is a reason to end; return it. Ctrl-C fails the running trial only."""
@@ -155,18 +156,25 @@ class Search:
             self._enqueue_neighbour(values)
             return tell_duplicate(self._study, trial, repeated)
         overrun_bytes = candidate.plan.overrun_bytes(self._problem.machine)
-        if self._settings.prune and any(over > 0 for over in overrun_bytes.values()):
+        verdict = zone(overrun_bytes, self._problem.machine, engine=self._problem.space.engine)
+        if self._settings.prune and verdict is Zone.DOES_NOT_FIT:
             return tell_predicted_not_to_fit(self._study, trial, overrun_bytes)
-        outcome = self._run(trial, candidate)
+        outcome = self._run(trial, candidate, is_close=verdict is Zone.CLOSE)
         told = tell_outcome(
             self._study, trial, outcome, overrun_bytes, max_kl=self._settings.max_kl
         )
         if told.state is TrialState.COMPLETE:
             self._sentinel.after(record_of(told), self._problem, self._preparer, self._runner)
+            self._enqueue_corrected()
         return told
 
-    def _run(self, trial: optuna.Trial, candidate: Candidate) -> Outcome:
+    def _run(self, trial: optuna.Trial, candidate: Candidate, *, is_close: bool) -> Outcome:
+        """Measure it. A close call has to pass the longest prompt and one token first."""
         self._listener.started(trial.number, candidate, trial.user_attrs["origin"])
+        if is_close and self._problem.basis is not Basis.PREDICTED:
+            outcome = self._runner.run(candidate.cheap_probe(self._problem))
+            if outcome.status is Status.OUT_OF_MEMORY:
+                return outcome
         return self._runner.run(candidate.request(self._problem))
 
     def _candidate(self, trial: optuna.Trial) -> tuple[dict[str, Value] | None, Candidate]:
@@ -179,6 +187,22 @@ class Search:
         values = suggest(trial, self._problem.space)
         placement, settings = self._problem.space.decode(values)
         return values, self._preparer.prepare(placement, settings, rules=queued.get("rules"))
+
+    def _enqueue_corrected(self) -> None:
+        """Queue what the model finds best now that it is corrected by the trials so far."""
+        known = set(known_keys(self._study))
+        queued = 0
+        for first in corrected_best(self._problem, self._study, self._preparer, self.num_measured):
+            if queued < NUM_CORRECTED:
+                queued += self._enqueue_unknown(first, known)
+
+    def _enqueue_unknown(self, first: FirstPlacement, known: set[str]) -> bool:
+        key = candidate_key(first.placement, first.settings)
+        if key in known:
+            return False
+        known.add(key)
+        self._enqueue(first, key)
+        return True
 
     def _enqueue(self, first: FirstPlacement, key: str, *, attempt: int = 1) -> None:
         attributes: dict[str, object] = {"origin": first.origin, "key": key, "attempt": attempt}

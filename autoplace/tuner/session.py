@@ -9,8 +9,11 @@ import optuna
 from autoplace import __version__
 from autoplace.bench.metrics import Basis
 from autoplace.errors import AutoplaceError, NothingFeasibleError
+from autoplace.predict.calibration import Calibration
+from autoplace.tuner.audit import audit_prunes
 from autoplace.tuner.candidate import Preparer, Problem
 from autoplace.tuner.first_placements import UserRules
+from autoplace.tuner.learn import learn, learned_calibration, started_from
 from autoplace.tuner.progress import SearchProgress
 from autoplace.tuner.publish import Published, publish
 from autoplace.tuner.remeasure import remeasure, to_remeasure
@@ -43,6 +46,8 @@ class Result:
     summary: Summary
     published: Published
     interrupted: bool
+    learned: Calibration | None = None
+    """The time model's constants as the trials corrected them."""
 
 
 def study_key(problem: Problem, *, max_kl: float | None) -> StudyKey:
@@ -66,16 +71,20 @@ def tune(problem: Problem, session: Session, make_runner: Callable[[], Runner]) 
         key = study_key(problem, max_kl=session.search.max_kl)
         sampler = make_sampler(session.search.sampler, num_trials=0)
         study = open_study(storage, key, sampler)
+        problem = started_from(study, problem)
         try:
             ended = _search(problem, session, study, make_runner, ancestors(storage, key))
         except KeyboardInterrupt:
             ended = INTERRUPTED
         study.set_user_attr(ENDED, ended)
+        learn(problem, study)
         summary = summarise(study, problem.machine, problem.workload)
     published = publish(summary, problem.spec, session.study_dir)
     if summary.best is None and ended is not INTERRUPTED:
         raise NothingFeasibleError(_nothing(summary))
-    return Result(summary, published, interrupted=ended is INTERRUPTED)
+    return Result(
+        summary, published, interrupted=ended is INTERRUPTED, learned=learned_calibration(study)
+    )
 
 
 def report(problem: Problem, session: Session) -> Result:
@@ -122,6 +131,15 @@ def _search(
             progress.resume(summarise(study, problem.machine, problem.workload).best)
             search.enqueue_first(user_rules=session.user_rules, earlier=earlier)
             ended = search.run()
+            if settings.audit_prunes:
+                audit_prunes(
+                    problem,
+                    study,
+                    runner,
+                    preparer,
+                    count=settings.audit_prunes,
+                    seed=settings.sampler.seed,
+                )
             if problem.basis is not Basis.PREDICTED:
                 summary = summarise(study, problem.machine, problem.workload)
                 chosen = to_remeasure(summary.records, problem.workload)

@@ -8,7 +8,9 @@ import optuna
 
 from autoplace.hardware.machine import Machine
 from autoplace.placement.placement import Choice, Placement
+from autoplace.tuner.audit import Audited, audited
 from autoplace.tuner.drift import SENTINEL, drift, readings
+from autoplace.tuner.learn import LEARNED
 from autoplace.tuner.pareto import candidates, pareto_front
 from autoplace.tuner.records import TrialRecord, record_of
 from autoplace.tuner.remeasure import (
@@ -44,6 +46,10 @@ class Summary:
     noise: Noise
     drift: float | None
     ended: str
+    learned: Mapping[str, object] | None = None
+    """What the time model learned: factors, errors, doubts."""
+    audit: tuple[Audited, ...] = ()
+    """Pruned placements that were run to see."""
 
     @property
     def basis(self) -> str:
@@ -83,6 +89,8 @@ def summarise(study: optuna.Study, machine: Machine, workload: Workload) -> Summ
         noise=noise,
         drift=drift(by_number[sentinels[0].trial], sentinels) if sentinels else None,
         ended=str(study.user_attrs.get(ENDED, "it has not ended")),
+        learned=study.user_attrs.get(LEARNED),
+        audit=audited(study),
     )
 
 
