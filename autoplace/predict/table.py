@@ -5,6 +5,7 @@ of decode by part, then those of prefill.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from autoplace.predict.costs import PARTS
 
 Floats = NDArray[np.float64]
 Codes = NDArray[np.integer]
+BLOCK_VALUES = 1 << 19
+"""Counts that are held at a time: few enough to stay in a cache."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +56,55 @@ class LatencyTable:
     """[D, C]: of one layer where CUDA graphs can hide them; zero where nothing is hidden."""
 
     def predict(self, codes: Codes, heads: Codes) -> Batch:
-        """`codes` [P, L]: the option of each layer; `heads` [P]: the choice of lm_head."""
-        num_parts = len(PARTS)
+        """`codes` [P, L]: the option of each layer; `heads` [P]: the choice of lm_head.
+
+        Layers with the same costs are counted by option, and counts are multiplied by costs.
+        """
+        size = max(1, BLOCK_VALUES // max(len(self._kind_costs), self.hops.shape[0] ** 2))
+        blocks = [
+            self._block(codes[start : start + size], heads[start : start + size])
+            for start in range(0, len(codes), size)
+        ]
+        total = np.concatenate(blocks) if blocks else np.zeros((0, 2 * len(PARTS)))
+        return Batch(total[:, : len(PARTS)], total[:, len(PARTS) :])
+
+    def _block(self, codes: Codes, heads: Codes) -> Floats:
+        """[P, C]"""
         on = self.devices[codes]  # [P, L]
-        total = self.heads[heads, on[:, -1]]  # [P, C]
-        for layer, costs in enumerate(self.layers):
-            total += costs.take(codes[:, layer], axis=0)
-        self._add_hops(total, on)
+        total: Floats = self.heads[heads, on[:, -1]]
+        total += _counts(self._kinds * self.layers.shape[1] + codes, len(self._kind_costs)) @ (
+            self._kind_costs
+        )
+        num_devices = self.hops.shape[0]
+        if num_devices > 1:
+            pairs = _counts(on[:, :-1] * num_devices + on[:, 1:], num_devices**2)
+            total += pairs @ self.hops.reshape(num_devices**2, -1)
         if self.launches.any():
             graphless = np.any(self.breaks_graph[np.arange(codes.shape[1]), codes], axis=1)
-            launches = self.launches[on].sum(1)  # [P, C]
-            launches[:, :num_parts] *= np.reshape(graphless, (-1, 1))
+            launches = _counts(on, num_devices) @ self.launches
+            launches[:, : len(PARTS)] *= np.reshape(graphless, (-1, 1))
             total += launches
-        return Batch(total[:, :num_parts], total[:, num_parts:])
+        return total
 
-    def _add_hops(self, total: Floats, on: Codes) -> None:
-        rows, layers = np.nonzero(on[:, 1:] != on[:, :-1])
-        if len(rows):
-            np.add.at(total, rows, self.hops[on[rows, layers], on[rows, layers + 1]])
+    @cached_property
+    def _kinds(self) -> Codes:
+        """[L]: number of the first layer with the same costs, counted without gaps."""
+        return self._distinct[1]
+
+    @cached_property
+    def _kind_costs(self) -> Floats:
+        """[kinds · O, C]"""
+        kinds = self._distinct[0]
+        return kinds.reshape(-1, kinds.shape[-1])
+
+    @cached_property
+    def _distinct(self) -> tuple[Floats, Codes]:
+        kinds, inverse = np.unique(self.layers, axis=0, return_inverse=True)
+        return kinds, np.reshape(inverse, -1)
+
+
+def _counts(numbers: Codes, most: int) -> Floats:
+    """How often each of 0 … most - 1 stands in each row of [P, L]: [P, most]."""
+    rows = np.arange(len(numbers))[:, None] * most
+    counts = np.bincount((numbers + rows).ravel(), minlength=len(numbers) * most)
+    return counts.reshape(len(numbers), most).astype(float)

@@ -70,6 +70,7 @@ def main() -> None:
         min_repeats=arguments.repeats,
         max_repeats=arguments.repeats,
         max_other_share=1.0 if arguments.busy else problem.measure.max_other_share,
+        unstable_spread=1e9 if arguments.busy else problem.measure.unstable_spread,
     )
     problem = replace(problem, measure=quick)
     if not arguments.again:
