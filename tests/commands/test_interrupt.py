@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.interrupts import listen_to_ctrl_c
+
 
 def started(study_dir: Path, *, runner: str) -> subprocess.Popen[str]:
     """A study that would go on for hours."""
@@ -20,6 +22,7 @@ def started(study_dir: Path, *, runner: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
+        preexec_fn=listen_to_ctrl_c,
         env={**os.environ, "COLUMNS": "200"},
     )
 

@@ -13,6 +13,7 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from autoplace.tuner.storage import open_storage
+from tests.interrupts import listen_to_ctrl_c
 
 Driver: TypeAlias = "subprocess.Popen[bytes]"
 Start: TypeAlias = Callable[..., Driver]
@@ -32,7 +33,9 @@ def start(database: Path) -> Iterator[Start]:
         arguments = [str(database), str(n_trials), str(delay_s)]
         drivers.append(
             subprocess.Popen(
-                [sys.executable, "-m", "tests.tuner.driver", *arguments], stderr=subprocess.PIPE
+                [sys.executable, "-m", "tests.tuner.driver", *arguments],
+                stderr=subprocess.PIPE,
+                preexec_fn=listen_to_ctrl_c,
             )
         )
         return drivers[-1]
