@@ -1,11 +1,15 @@
 """Where this machine's calibrations are kept, and which one a command uses."""
 
+import logging
 from pathlib import Path
 
+from autoplace.errors import AutoplaceError
 from autoplace.hardware.fingerprint import fingerprint
 from autoplace.hardware.machine import Machine
 from autoplace.native import cache_dir
 from autoplace.predict.calibration import Calibration, load_calibration
+
+logger = logging.getLogger(__name__)
 
 
 def calibration_path(machine: Machine, engine: str) -> Path:
@@ -16,11 +20,18 @@ def calibration_path(machine: Machine, engine: str) -> Path:
 def find_calibration(machine: Machine, engine: str, given: Path | None) -> Calibration:
     """The one that is given, else the kept one of this machine and engine, else none.
 
-    Raises `AutoplaceError` for one that is of another machine or engine.
+    Raises `AutoplaceError` for a given one that cannot be read, or is of another machine or engine.
+    A kept one that cannot be read is left aside with a warning.
     """
-    path = given or calibration_path(machine, engine)
-    if given is None and not path.exists():
+    if given is not None:
+        calibration = load_calibration(given)
+        calibration.check(machine=fingerprint(machine), engine=engine)
+        return calibration
+    path = calibration_path(machine, engine)
+    if not path.exists():
         return Calibration()
-    calibration = load_calibration(path)
-    calibration.check(machine=fingerprint(machine), engine=engine)
-    return calibration
+    try:
+        return load_calibration(path)
+    except AutoplaceError as problem:
+        logger.warning("the kept calibration is not used: %s", problem)
+        return Calibration()

@@ -1,12 +1,14 @@
 """Correction by trials: what it recovers, what it resists, and what it refuses."""
 
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from autoplace.errors import AutoplaceError
+from autoplace.hardware.fingerprint import fingerprint
 from autoplace.predict.calibrate import fit
 from autoplace.predict.calibration import (
     Calibration,
@@ -15,7 +17,9 @@ from autoplace.predict.calibration import (
     load_calibration,
     save_calibration,
 )
+from autoplace.predict.calibration_store import calibration_path, find_calibration
 from autoplace.predict.rates import HostRates, at
+from tests.placement.machines import machine
 
 RNG = np.random.default_rng(0)
 
@@ -111,3 +115,21 @@ def test_a_measured_curve_sees_that_threads_past_the_best_slow_down(
     threads: int, rate: float
 ) -> None:
     assert at({2: 10.0, 4: 14.0, 8: 9.0}, threads) == rate
+
+
+def test_a_kept_calibration_is_found_and_a_damaged_one_left_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("autoplace.predict.calibration_store.cache_dir", lambda: tmp_path)
+    where = machine(24)
+    assert find_calibration(where, "builtin", None) == Calibration()
+    own = Calibration(fingerprint(where), "builtin", "probe")
+    save_calibration(own, calibration_path(where, "builtin"))
+    assert find_calibration(where, "builtin", None) == own
+    assert find_calibration(where, "llama.cpp", None) == Calibration()
+    calibration_path(where, "builtin").write_text("{")
+    with caplog.at_level(logging.WARNING):
+        assert find_calibration(where, "builtin", None) == Calibration()
+    assert "the kept calibration is not used" in caplog.text
+    with pytest.raises(AutoplaceError, match="is no JSON"):
+        find_calibration(where, "builtin", calibration_path(where, "builtin"))
