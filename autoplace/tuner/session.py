@@ -7,7 +7,7 @@ from pathlib import Path
 import optuna
 
 from autoplace import __version__
-from autoplace.bench.metrics import Basis
+from autoplace.bench.metrics import Basis, Status
 from autoplace.errors import AutoplaceError, NothingFeasibleError
 from autoplace.predict.calibration import Calibration
 from autoplace.tuner.audit import audit_prunes
@@ -153,4 +153,8 @@ def _nothing(summary: Summary) -> str:
     counts = ", ".join(f"{n} {status.replace('_', ' ')}" for status, n in summary.counts.items())
     parts = [f"no placement could be measured ({counts or 'no trials'}; {summary.ended})"]
     parts += [sentence.rstrip(".") for sentence in nearest_miss(summary)]
+    if summary.counts.get(Status.CONTENDED.value):
+        parts.append(
+            "call again when the machine is quiet, or accept noise with measure.max_wait_share=1"
+        )
     return "; ".join(parts)
