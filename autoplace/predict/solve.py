@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoplace.catalog.engines import ENGINES
+from autoplace.errors import AutoplaceError
 from autoplace.placement.memory import layer_cache_bytes
 from autoplace.placement.options import chunk_choices, thread_choices
 from autoplace.placement.placement import Choice, LayerPlacement, Placement
@@ -80,6 +81,10 @@ class Solver:
         settings: Sequence[RunSettings] | None = None,
         dtype_bytes: int = 2,
     ) -> None:
+        if not ENGINES[space.engine].uses_rules:
+            raise AutoplaceError(
+                f"engine {space.engine} runs no rule files, so it has no search space"
+            )
         self._space, self._model, self._overrun = space, model, overrun
         self._dtype_bytes = dtype_bytes
         self._settings = tuple(settings or worthwhile_settings(space, model))

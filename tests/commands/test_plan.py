@@ -139,6 +139,16 @@ def test_what_cannot_be_compared_is_named(capsys: pytest.CaptureFixture[str]) ->
     assert "no hardware or engine '2xa600'; did you mean '2xa6000'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("engine", ["llama.cpp", "sglang-kt"])
+def test_an_engine_without_rule_files_cannot_be_solved_for(
+    engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ("hardware=2xa6000", "model=deepseek-v2")
+    for words in ([f"engine={engine}"], [f"compare=[builtin,{engine}]"]):
+        assert main(["plan", *where, *words]) == 2
+        assert f"engine {engine} runs no rule files" in capsys.readouterr().err
+
+
 def test_the_pick_is_written_as_rules_that_plan_reads_back(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
