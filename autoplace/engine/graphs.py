@@ -9,6 +9,7 @@ pinned memory", then "shared expert" beside the host's experts, then "copy back,
 Not run on a GPU yet: none was at hand. Tests record on host memory instead.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,6 +134,7 @@ class GraphedDecode:
         The token is computed twice, and written to the cache at the same position twice.
         """
         self._run(bucket, move)
+        gc.collect()  # nothing of before may be freed while a graph is captured
         recorder = Recorder(self._capture)
         with _recording(recorder, self._places[0]):
             logits = self._run(bucket, recorder.cross)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from autoplace.kernels.triton.dequantize_kernels import dequantize_kernel
+from autoplace.kernels.triton.device import on_device_of
 
 BLOCKS = {
     2: (32, 18),  # Q4_0
@@ -44,7 +45,9 @@ def dequantize(blocks: Tensor, ggml_type: int, out: Tensor) -> Tensor:
             f"bfloat16 weights a block but got {blocks.dtype} {list(blocks.shape)} and "
             f"{out.dtype} {list(out.shape)}"
         )
-    if out.numel() > 0:
+    if out.numel() == 0:
+        return out
+    with on_device_of(out):
         dequantize_kernel[(-(-out.numel() // _STEP),)](
             *(blocks, _levels(blocks.device), out, out.numel()),
             TYPE=int(ggml_type),

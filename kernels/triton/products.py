@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from autoplace.kernels.triton import product_kernels as kernels
+from autoplace.kernels.triton.device import on_device_of
 from autoplace.kernels.triton.matrices import TILE_ROWS, Matrices
 from autoplace.kernels.triton.routing import route
 
@@ -46,12 +47,13 @@ def linear(x: Tensor, weight: Matrices) -> Tensor:
     parts = out if split == 1 else x.new_empty(split, num_tokens, n, dtype=torch.float32)
     if num_tokens == 0:
         return out
-    if by_rows:
-        _rows(x, None, weight, parts, x_divisor=1, split=split)
-    else:
-        _tiles(x, weight, parts, tiling, split)
-    if split > 1:
-        _combine(parts, None, out, split=split, each=1)
+    with on_device_of(x):
+        if by_rows:
+            _rows(x, None, weight, parts, x_divisor=1, split=split)
+        else:
+            _tiles(x, weight, parts, tiling, split)
+        if split > 1:
+            _combine(parts, None, out, split=split, each=1)
     return out
 
 
@@ -71,16 +73,17 @@ def experts(
         return out
     ids, weights = ids.contiguous(), weights.contiguous()
     hidden = x.new_empty(num_tokens * each, gate.out_features)
-    if num_tokens <= MAX_ROWS_TOKENS:
-        split = _split(num_tokens * each * _cdiv(x.shape[1], TILE_ROWS), down.in_features)
-        parts = x.new_empty(split, len(hidden), x.shape[1], dtype=torch.float32)
-        _swiglu_rows(x, ids, gate, up, hidden)
-        _rows(hidden, ids, down, parts, x_divisor=1, split=split)
-    else:
-        split = 1
-        parts = x.new_empty(1, len(hidden), x.shape[1], dtype=torch.float32)
-        _grouped(x, ids, gate, up, down, hidden, parts)
-    _combine(parts, weights, out, split=split, each=each)
+    by_rows = num_tokens <= MAX_ROWS_TOKENS
+    programs = len(hidden) * _cdiv(x.shape[1], TILE_ROWS)
+    split = _split(programs, down.in_features) if by_rows else 1
+    parts = x.new_empty(split, len(hidden), x.shape[1], dtype=torch.float32)
+    with on_device_of(x):
+        if by_rows:
+            _swiglu_rows(x, ids, gate, up, hidden)
+            _rows(hidden, ids, down, parts, x_divisor=1, split=split)
+        else:
+            _grouped(x, ids, gate, up, down, hidden, parts)
+        _combine(parts, weights, out, split=split, each=each)
     return out
 
 
@@ -185,7 +188,7 @@ def _tiling(num_rows: int, dtype: torch.dtype, *, two_matrices: bool = False) ->
     if num_rows <= 16:
         return _Tiling(16, 64, 4)
     if num_rows <= 32:
-        return _Tiling(32, 64, 4)
+        return _Tiling(32, 64, 8 if two_matrices else 4)
     if num_rows <= 128 or two_matrices:
         return _Tiling(64, 64, 8)
     return _Tiling(128, 128, 8)

@@ -32,8 +32,8 @@ def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("preset", "linear_device", "kv_type"),
     [
-        ("tiny-lite", None, "f32"),
-        ("tiny-lite", "cpu", "q8_0"),
+        ("tiny", None, "f32"),
+        ("tiny", "cpu", "q8_0"),
         ("tiny-v3", None, "f16"),
         ("tiny-qwen3moe", None, "f32"),
         ("tiny-llama", "cpu", "f32"),
@@ -68,7 +68,7 @@ def test_a_bucket_is_recorded_once_and_has_pieces_around_the_hosts_experts(
     tiny_folder: Path,
 ) -> None:
     """Each of its expert layers cuts twice; another GPU ends one piece and begins one."""
-    gguf, spec = write_tiny(tiny_folder, "tiny-lite", "f16")
+    gguf, spec = write_tiny(tiny_folder, "tiny-v3", "f16")
     made: list[HostCapture] = []
 
     def capture(place: Place) -> HostCapture:
@@ -110,7 +110,7 @@ def test_a_layer_on_the_cpu_is_refused(tiny_folder: Path) -> None:
 
 
 def test_experts_on_another_gpu_than_their_layer_are_refused(tiny_folder: Path) -> None:
-    gguf, spec = write_tiny(tiny_folder, "tiny-lite", "f16")
+    gguf, spec = write_tiny(tiny_folder, "tiny-v3", "f16")
     assignment = placed(spec, layer_devices=("cuda:0",), experts_device="cuda:1")
     model = load_tiny(gguf, spec, assignment)
     with pytest.raises(AutoplaceError, match=r"experts is on cuda:1 and its layer on cuda:0"):
