@@ -36,7 +36,9 @@ from autoplace.predict.latency import LatencyModel
 from autoplace.predict.solve import Solver
 from autoplace.tuner.candidate import Preparer, Problem
 from autoplace.tuner.inline_runner import InlineRunner
+from autoplace.tuner.predicted_runner import PredictedRunner
 from autoplace.tuner.records import placement_from_json, placement_to_json
+from autoplace.tuner.runner import Runner
 
 NUM_CALIBRATING = 3
 RUNS, PROBE = "runs.json", "probe.json"
@@ -74,9 +76,14 @@ def main() -> None:
     )
     problem = replace(problem, measure=quick)
     if not arguments.again:
-        done = probe(problem.spec, problem.machine, problem.space.engine)
-        save_calibration(done.calibration, folder / PROBE)
-        runs = measured(problem, arguments.placements, arguments.seed)
+        calibration = Calibration()
+        runner: Runner = InlineRunner()
+        if arguments.simulate is None:
+            calibration = probe(problem.spec, problem.machine, problem.space.engine).calibration
+        else:
+            runner = PredictedRunner(problem.spec, bias=arguments.simulate, noise=0.03)
+        save_calibration(calibration, folder / PROBE)
+        runs = measured(problem, runner, arguments.placements, arguments.seed)
         (folder / RUNS).write_text(json.dumps(runs, indent=1))
     runs = json.loads((folder / RUNS).read_text())
     accuracies = analyse(problem, runs, load_calibration(folder / PROBE))
@@ -84,10 +91,9 @@ def main() -> None:
     print_table(problem, accuracies)
 
 
-def measured(problem: Problem, count: int, seed: int) -> list[dict[str, Any]]:
+def measured(problem: Problem, runner: Runner, count: int, seed: int) -> list[dict[str, Any]]:
     """Runs of different placements that fit, as plain data."""
     preparer = Preparer(problem)
-    runner = InlineRunner()
     runs: list[dict[str, Any]] = []
     for placement, settings in placements(problem, preparer, count, seed):
         outcome = runner.run(preparer.prepare(placement, settings).request(problem))
@@ -236,6 +242,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("/tmp/autoplace-accuracy"))
     parser.add_argument("--again", action="store_true", help="analyse what is in --out")
+    parser.add_argument(
+        "--simulate", type=float, help="no machine: the model with this bias, to check the script"
+    )
     parser.add_argument("--busy", action="store_true", help="accept what others disturb")
     parser.add_argument("words", nargs="*", help="further key=value, e.g. model=mini")
     return parser.parse_args()
