@@ -1,13 +1,13 @@
 """`probe`: measures this machine, and keeps what it found for `plan` and `tune`."""
 
 import json
+import os
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoplace import __version__
-from autoplace.bench.probe import Probe, probe
-from autoplace.bench.probe_rates import Figure
+from autoplace.bench.environment import worker_environment
 from autoplace.commands.model_source import describe_model
 from autoplace.commands.output import answer_console, print_json, progress_console, table
 from autoplace.config import ProbeConfig
@@ -16,6 +16,10 @@ from autoplace.hardware.fingerprint import fingerprint
 from autoplace.predict.calibration import calibration_to_json, save_calibration
 from autoplace.predict.calibration_store import calibration_path
 from autoplace.units import format_seconds
+
+if TYPE_CHECKING:
+    from autoplace.bench.probe import Probe
+    from autoplace.bench.probe_rates import Figure
 
 MOST_OTHER_SHARE = 0.1
 
@@ -26,6 +30,10 @@ def run(config: ProbeConfig) -> int:
         raise AutoplaceError(
             f"probe measures the operators of engine=builtin, not of {config.engine.name}"
         )
+    # What libraries read when they load has to be what trials run under: idle threads sleep.
+    os.environ.update(worker_environment(config.machine))
+    from autoplace.bench.probe import probe
+
     spec = describe_model(config.model)
     done = probe(
         spec,
@@ -46,7 +54,7 @@ def run(config: ProbeConfig) -> int:
     return 0
 
 
-def _document(config: ProbeConfig, done: Probe) -> dict[str, Any]:
+def _document(config: ProbeConfig, done: "Probe") -> dict[str, Any]:
     machine = config.machine
     return {
         "date": datetime.now(UTC).date().isoformat(),
@@ -88,7 +96,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
         raise AutoplaceError(f"cannot write {path}: {problem.strerror}") from problem
 
 
-def _print(config: ProbeConfig, done: Probe, kept: Path) -> None:
+def _print(config: ProbeConfig, done: "Probe", kept: Path) -> None:
     console = answer_console()
     rows = table(
         f"{config.machine.name} at the shapes of {config.model.name}, in "
@@ -110,7 +118,7 @@ def _print(config: ProbeConfig, done: Probe, kept: Path) -> None:
     console.print(f"kept in {kept}; plan and tune on this machine start from it", soft_wrap=True)
 
 
-def best_threads(done: Probe) -> list[str]:
+def best_threads(done: "Probe") -> list[str]:
     """Where fewer threads are faster than all."""
     rates = done.calibration.rates
     lines = []
@@ -121,7 +129,7 @@ def best_threads(done: Probe) -> list[str]:
     return lines
 
 
-def _line(figure: Figure) -> str:
+def _line(figure: "Figure") -> str:
     value = _value(figure.rate.median, figure.unit)
     return f"{figure.what}, {figure.num_threads} threads: {value}"
 

@@ -11,6 +11,7 @@ compares four models: the profile's starting values, the probe, the probe correc
 
 import argparse
 import json
+import os
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from autoplace.bench.environment import worker_environment
 from autoplace.bench.metrics import Status
-from autoplace.bench.probe import probe
 from autoplace.commands.tune import problem_of
 from autoplace.config import TuneConfig, load_config
 from autoplace.placement.baselines import obvious_placements
@@ -35,8 +36,8 @@ from autoplace.predict.calibration import (
 from autoplace.predict.latency import LatencyModel
 from autoplace.predict.solve import Solver
 from autoplace.tuner.candidate import Preparer, Problem
-from autoplace.tuner.inline_runner import InlineRunner
 from autoplace.tuner.predicted_runner import PredictedRunner
+from autoplace.tuner.process_runner import ProcessRunner
 from autoplace.tuner.records import placement_from_json, placement_to_json
 from autoplace.tuner.runner import Runner
 
@@ -77,13 +78,17 @@ def main() -> None:
     problem = replace(problem, measure=quick)
     if not arguments.again:
         calibration = Calibration()
-        runner: Runner = InlineRunner()
+        runner: Runner = ProcessRunner()
         if arguments.simulate is None:
+            os.environ.update(worker_environment(problem.machine))  # before torch is loaded
+            from autoplace.bench.probe import probe
+
             calibration = probe(problem.spec, problem.machine, problem.space.engine).calibration
         else:
             runner = PredictedRunner(problem.spec, bias=arguments.simulate, noise=0.03)
         save_calibration(calibration, folder / PROBE)
         runs = measured(problem, runner, arguments.placements, arguments.seed)
+        runner.close()
         (folder / RUNS).write_text(json.dumps(runs, indent=1))
     runs = json.loads((folder / RUNS).read_text())
     accuracies = analyse(problem, runs, load_calibration(folder / PROBE))
