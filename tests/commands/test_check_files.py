@@ -15,7 +15,6 @@ from autoplace.architectures import read_preset, spec_from_geometry
 from autoplace.placement.placement import Choice, LayerPlacement, Placement
 from autoplace.rules.compile import compile_rules
 from autoplace.rules.write import dump_rules
-from tests.commands.command_line import autoplace
 from tests.rules.test_fix import MISTAKES
 from tests.rules.test_lint import v2_on_two_gpus
 
@@ -204,17 +203,7 @@ def test_a_rule_file_becomes_a_line_for_llama_cpp_that_checks_itself(
     assert [finding["code"] for finding in document["findings"]] == ["dead-override"]
 
 
-def test_no_torch_is_imported_and_eight_gpus_take_under_a_second_of_processor_time(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "r.yaml"
-    path.write_text(eight_l40())
-    before = os.times()
-    done = autoplace("check", f"rules={path}", *V2, "hardware=8xl40")
-    after = os.times()
-    assert done.code == 1, done.stderr
-    used = after.children_user + after.children_system
-    assert used - before.children_user - before.children_system < 1.5
+def test_check_imports_no_torch() -> None:
     code = (
         "import sys, autoplace.commands.check; "
         "sys.exit(bool({'torch', 'optuna', 'ray'} & set(sys.modules)))"

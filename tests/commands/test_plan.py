@@ -1,7 +1,4 @@
 import json
-import resource
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +11,6 @@ from autoplace.hardware.profile import machine_from_profile
 from autoplace.predict.calibration import Calibration, save_calibration
 from autoplace.units import GIB
 from tests.hardware.profiles import profile
-
-LIGHT = [
-    ["inspect", "model=deepseek-v3"],
-    ["plan", "hardware=8xl40", "model=deepseek-v3"],
-    ["plan", "hardware=2xa6000", "model=deepseek-v2"],
-]
-SLOWEST_S = 1.0
 
 
 def plan(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
@@ -178,21 +168,3 @@ def test_a_calibration_is_used_or_refused(
     save_calibration(replace(calibration, machine="another"), path)
     assert main(["plan", *words]) == 2
     assert "this calibration is of machine another, not " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("words", LIGHT, ids=" ".join)
-def test_light_commands_answer_in_a_second(words: list[str], tmp_path: Path) -> None:
-    """CPU time of the whole process, the least of a few: others may be using the machine."""
-    fastest_s = float("inf")
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(
-            [sys.executable, "-m", "autoplace", *words], cwd=tmp_path, capture_output=True
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        fastest_s = min(fastest_s, spent_s)
-        assert done.returncode in (0, 1), done.stderr
-        if fastest_s < SLOWEST_S:
-            return
-    pytest.fail(f"{fastest_s:.2f} s")
