@@ -252,7 +252,7 @@ def test_help_lists_every_key_with_its_default_and_every_choice(command: str) ->
         listed = text.replace("\n", " ")
         assert all(choice in listed for choice in choices(group))
     if command == "tune":
-        assert "n_trials=30" in text
+        assert "n_trials=20" in text
         assert "hardware.gpu_memory_gib=null" in text
         assert "python -m autoplace tune hardware=emulated-128-64mib" in text
 

@@ -131,14 +131,19 @@ def test_a_measurement_among_busy_processes_is_contended(
 ) -> None:
     request = tiny.request()
     measure = replace(request.measure, max_other_share=0.25, min_repeats=20, max_repeats=20)
-    burn = [sys.executable, "-c", "while True: pass"]
-    burners = [subprocess.Popen(burn) for _ in range(3 * (os.cpu_count() or 1))]
+    burn = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    burners = [
+        subprocess.Popen(burn, stdout=subprocess.PIPE) for _ in range(3 * (os.cpu_count() or 1))
+    ]
     try:
+        for burner in burners:
+            assert burner.stdout is not None
+            burner.stdout.readline()  # It burns from here on.
         outcome = trials.run(replace(request, measure=measure))
     finally:
         for burner in burners:
             burner.kill()
-            burner.wait()
+            burner.communicate()
     assert outcome.status is Status.CONTENDED, outcome
     assert outcome.metrics is None
     assert float(outcome.environment["wait_share"]) > 0.5
