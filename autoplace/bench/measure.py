@@ -6,22 +6,18 @@ still reduced to its best token before the next one is fed, as a real decode has
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median, quantiles
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from autoplace.bench.metrics import Spread
+from autoplace.bench.measurement import Measurement, is_contended, middle_spread
 from autoplace.bench.request import MeasureSettings
-from autoplace.bench.usage import Counters, Usage
+from autoplace.bench.usage import Counters
 from autoplace.workload import Workload
 
 WARM_UP_TOKENS = 4
-MIN_JUDGED_S = 0.2
-"""CPU times are counted in ticks of 10 ms: a shorter measurement cannot be judged by them."""
 
 
 class Model(Protocol):
@@ -36,54 +32,6 @@ class Model(Protocol):
 
 class NotFiniteError(Exception):
     """Logits that no speed is worth: NaN, infinite, or all the same."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Repeats of one workload, and what the machine did meanwhile."""
-
-    prefill_s: tuple[float, ...]
-    decode_s: tuple[float, ...]
-    """Seconds for all decoded tokens of a repeat."""
-    num_decoded: int
-    usage: Usage
-    """From the first timed repeat to the last."""
-    cut_short: bool
-    """The time limit came before the repeats had settled."""
-
-    @property
-    def decode_tok_per_s(self) -> Spread:
-        return spread([self.num_decoded / seconds for seconds in self.decode_s])
-
-    @property
-    def prefill_latency_s(self) -> Spread:
-        return spread(self.prefill_s)
-
-    @property
-    def middle_spread(self) -> float:
-        """The wider one of both objectives' `middle_spread`."""
-        return max(middle_spread(self.prefill_s), middle_spread(self.decode_s))
-
-
-def is_contended(usage: Usage, settings: MeasureSettings) -> bool:
-    """Whether others kept our threads off the CPUs. Waiting alone may be our own doing."""
-    return (
-        usage.wall_s >= MIN_JUDGED_S
-        and usage.wait_share > settings.max_wait_share
-        and usage.other_share > settings.max_other_share
-    )
-
-
-def spread(values: Sequence[float]) -> Spread:
-    return Spread(median(values), min(values), max(values), len(values))
-
-
-def middle_spread(values: Sequence[float]) -> float:
-    """Interquartile range over the median. Unlike the extremes it can shrink with more repeats."""
-    if len(values) < 2:
-        return float("inf")
-    low, _, high = quantiles(values, n=4, method="inclusive")
-    return (high - low) / median(values)
 
 
 def workload_tokens(workload: Workload, vocab_size: int, seed: int) -> tuple[list[int], list[int]]:
