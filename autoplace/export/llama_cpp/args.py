@@ -6,12 +6,13 @@ separated by `/` and `;`, since `,` means one more test, and switches take 0 or 
 """
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
 from autoplace.errors import AutoplaceError
+from autoplace.export.llama_cpp.options import BENCH_OF_EXTRA, BENCH_SAME
 
 BENCH: Final = "llama-bench"
 KV_TYPE_NAMES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -66,7 +67,13 @@ class LlamaCppArgs:
     model: str | None = None
     """Path of the GGUF file."""
     extra: tuple[str, ...] = ()
-    """Words that say nothing about placement or speed here; passed on as they are."""
+    """Words that are passed on as they are, in llama-server's spelling; llama-bench gets those
+    that it has a word for."""
+
+    @property
+    def not_in_bench(self) -> tuple[str, ...]:
+        """Words of `extra` that llama-bench has not, and is started without."""
+        return tuple(_bench_extra(self.extra)[1])
 
     @property
     def batch_threads(self) -> int | None:
@@ -115,7 +122,7 @@ class LlamaCppArgs:
             yield from ("-ot", ";".join(self._override_words(";,")))
         if self.fit:
             yield from ("-fitt", str(self.fit_target_mib or 1024))
-        yield from self.extra
+        yield from _bench_extra(self.extra)[0]
 
     def _shared_words(self, separator: str) -> Iterator[str]:
         yield from _given("-m", self.model)
@@ -140,6 +147,21 @@ class LlamaCppArgs:
                     f"{' and '.join(sorted(bad))}"
                 )
             yield f"{pattern}={buffer}"
+
+
+def _bench_extra(extra: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What llama-bench is told of other programs' words, and what is left out."""
+    told: list[str] = []
+    left: list[str] = []
+    words = iter(extra)
+    for word in words:
+        if word in BENCH_OF_EXTRA:
+            told += BENCH_OF_EXTRA[word]
+        elif word in BENCH_SAME:
+            told += [word, next(words, "")]
+        else:
+            left.append(word)
+    return told, left
 
 
 def _given(word: str, value: object, default: object = None) -> list[str]:
