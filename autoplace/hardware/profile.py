@@ -1,4 +1,8 @@
-"""A hardware profile of conf/hardware, composed or named, real or emulated, as a Machine."""
+"""A hardware profile of conf/hardware, composed or named, real or emulated, as a Machine.
+
+What looks at this machine (NVML, psutil, numpy) is imported where it is looked at: a named profile
+is to be had at once.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,8 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from autoplace.errors import AutoplaceError
-from autoplace.hardware.detect import detect_machine, host_device
-from autoplace.hardware.host import detect_host
 from autoplace.hardware.links import pcie_links
 from autoplace.hardware.machine import Device, Link, Machine
 from autoplace.hardware.parts import GpuPart, gpu_part, host_part
@@ -62,6 +64,8 @@ def _composed(profile: Mapping[str, Any]) -> Machine:
 
 
 def _detected(profile: Mapping[str, Any]) -> Machine:
+    from autoplace.hardware.detect import detect_machine
+
     machine = detect_machine(
         reserve_bytes=_bytes(profile, "reserve_gib"),
         host_reserve_bytes=_bytes(profile, "host_reserve_gib"),
@@ -87,6 +91,9 @@ def _detected(profile: Mapping[str, Any]) -> Machine:
 
 def _emulated(profile: Mapping[str, Any]) -> Machine:
     """GPUs as budgets in this host's memory: the host keeps what they do not take."""
+    from autoplace.hardware.detect import host_device
+    from autoplace.hardware.host import detect_host
+
     facts = detect_host()
     count = len(profile["gpus"]) or _list_length(profile["gpu_memory_gib"])
     budgets = [n for n in _gpu_memory(profile, count) if n is not None]
