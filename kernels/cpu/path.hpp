@@ -47,6 +47,8 @@ struct AttentionLoops {
   float (*exponentials)(float* x, int64_t count, float shift);
 };
 
+struct TileKernels;
+
 struct Path {
   const char* name;
   bool quantizes;  // false: kernels read only Activation::x
@@ -79,6 +81,9 @@ struct Path {
   uint64_t (*read)(const uint8_t* data, int64_t num_bytes);
 
   AttentionLoops attention;
+
+  // For more than kMaxGemvTokens tokens, instead of `gemm`, where the path has matrix tiles (tiles.hpp).
+  const TileKernels* tiles = nullptr;
 };
 
 constexpr int64_t kScratchBytes = int64_t{1} << 18;
@@ -87,6 +92,7 @@ const Path* scalar_path();
 #if defined(__x86_64__)
 const Path* avx2_path();
 const Path* avx512_path();
+const Path* amx_path();  // null where it cannot be used; call it only where avx512 can
 #endif
 
 // The path in use: the best one the CPU has, unless one was forced.
