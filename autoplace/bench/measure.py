@@ -5,17 +5,15 @@ still reduced to its best token before the next one is fed, as a real decode has
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from autoplace.bench.measurement import Measurement, is_contended, middle_spread
+from autoplace.bench.measurement import Measurement, settled
 from autoplace.bench.request import MeasureSettings
 from autoplace.bench.usage import Counters
-from autoplace.workload import Workload
 
 WARM_UP_TOKENS = 4
 
@@ -32,17 +30,6 @@ class Model(Protocol):
 
 class NotFiniteError(Exception):
     """Logits that no speed is worth: NaN, infinite, or all the same."""
-
-
-def workload_tokens(workload: Workload, vocab_size: int, seed: int) -> tuple[list[int], list[int]]:
-    """The prompt and the tokens that are decoded: the output's but the last, at least one."""
-    num_decoded = max(1, workload.output_tokens - 1)
-    assert workload.prompt_tokens + num_decoded <= workload.context_tokens, workload
-    drawn = np.random.default_rng(seed).integers(
-        0, vocab_size, workload.prompt_tokens + num_decoded
-    )
-    tokens = [int(token) for token in drawn]
-    return tokens[: workload.prompt_tokens], tokens[workload.prompt_tokens :]
 
 
 def measure(
@@ -65,7 +52,7 @@ def measure(
     decode_s: list[float] = []
     cut_short = False
     before = Counters.now()
-    while not _settled(prefill_s, decode_s, settings, before):
+    while not settled(prefill_s, decode_s, settings, lambda: before.until(Counters.now())):
         expected_s = prefill_s[-1] + decode_s[-1] if prefill_s else 0.0
         if prefill_s and time.monotonic() + expected_s > deadline_s:
             cut_short = True
@@ -75,22 +62,6 @@ def measure(
         decode_s.append(decoded_s)
     usage = before.until(Counters.now())
     return Measurement(tuple(prefill_s), tuple(decode_s), len(output), usage, cut_short)
-
-
-def _settled(
-    prefill_s: Sequence[float],
-    decode_s: Sequence[float],
-    settings: MeasureSettings,
-    before: Counters,
-) -> bool:
-    if len(prefill_s) < settings.min_repeats:
-        return False
-    if len(prefill_s) >= settings.max_repeats:
-        return True
-    if is_contended(before.until(Counters.now()), settings):
-        return True
-    widest = max(middle_spread(prefill_s), middle_spread(decode_s))
-    return widest <= settings.max_relative_spread
 
 
 def _repeat(

@@ -26,6 +26,17 @@ class Usage:
     """Pages of this process that had to be read from a disk."""
     num_cores: int
 
+    def __add__(self, other: "Usage") -> "Usage":
+        """Of two spans of time together."""
+        return Usage(
+            wall_s=self.wall_s + other.wall_s,
+            cpu_s=self.cpu_s + other.cpu_s,
+            wait_s=self.wait_s + other.wait_s,
+            other_s=self.other_s + other.other_s,
+            major_faults=self.major_faults + other.major_faults,
+            num_cores=max(self.num_cores, other.num_cores),
+        )
+
     @property
     def wait_share(self) -> float:
         """Of the time that our threads could have run."""
@@ -37,6 +48,10 @@ class Usage:
         """Of all the CPU time there was."""
         available_s = self.wall_s * self.num_cores
         return min(1.0, self.other_s / available_s) if available_s else 0.0
+
+
+NOTHING = Usage(0.0, 0.0, 0.0, 0.0, 0, 1)
+"""Of no time at all."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +91,13 @@ class Counters:
         return cls(time.perf_counter(), cpu_s, wait_s, _busy_s(), major_faults)
 
     def until(self, later: "Counters") -> Usage:
-        cpu_s = later.cpu_s - self.cpu_s
+        cpu_s = max(0.0, later.cpu_s - self.cpu_s)
         return Usage(
             wall_s=later.wall_s - self.wall_s,
             cpu_s=cpu_s,
             wait_s=max(0.0, later.wait_s - self.wait_s),
             other_s=max(0.0, later.busy_s - self.busy_s - cpu_s),
-            major_faults=later.major_faults - self.major_faults,
+            major_faults=max(0, later.major_faults - self.major_faults),
             num_cores=os.cpu_count() or 1,
         )
 

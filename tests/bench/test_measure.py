@@ -13,9 +13,8 @@ from autoplace.bench.measure import (
     NotFiniteError,
     check_logits,
     measure,
-    workload_tokens,
 )
-from autoplace.bench.measurement import Measurement, middle_spread, spread
+from autoplace.bench.measurement import Measurement, middle_spread, spread, workload_tokens
 from autoplace.bench.worker import Loadable
 from autoplace.workload import Workload
 from tests.bench.trial_requests import MEASURE, TinyModel
