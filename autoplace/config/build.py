@@ -30,7 +30,7 @@ from autoplace.config.groups import choices, profile
 from autoplace.errors import AutoplaceError, did_you_mean
 from autoplace.hardware.machine import Machine
 from autoplace.hardware.profile import machine_from_profile
-from autoplace.placement.settings import KV_TYPES
+from autoplace.placement.settings import CUDA_GRAPHS, KV_TYPES
 from autoplace.workload import Workload
 
 OUTPUTS = ("text", "json")
@@ -287,7 +287,10 @@ def _workload(composed: Composed) -> Workload:
 def _engine(composed: Composed) -> EngineConfig:
     values = composed.values["engine"]
     _one_of("engine.dtype", values["dtype"], DTYPES)
-    return EngineConfig(**values)
+    graphs = values["cuda_graphs"]
+    graphs = {"True": "on", "False": "off"}.get(graphs, graphs)  # what YAML makes of on and off
+    _one_of("engine.cuda_graphs", graphs, CUDA_GRAPHS)
+    return EngineConfig(values["name"], values["dtype"], graphs)
 
 
 def _settings(composed: Composed) -> SettingsConfig:

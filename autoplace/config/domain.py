@@ -30,10 +30,11 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Which engine, and the dtype of what no rule replaces."""
+    """Which engine, the dtype of what no rule replaces, and whether it decodes by CUDA graphs."""
 
     name: str
     dtype: str
+    cuda_graphs: str
 
     @property
     def dtype_bytes(self) -> int:

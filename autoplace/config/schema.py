@@ -37,6 +37,7 @@ class WorkloadSchema:
 class EngineSchema:
     name: str = MISSING
     dtype: str = MISSING
+    cuda_graphs: str = MISSING
 
 
 @dataclass
