@@ -13,7 +13,7 @@ from pathlib import Path
 from autoplace.errors import AutoplaceError, did_you_mean
 from autoplace.placement.assignment import Value
 from autoplace.rules import document, vocabulary
-from autoplace.rules.finding import Finding, Severity, refuse
+from autoplace.rules.finding import Finding, Severity, readable, refuse
 from autoplace.rules.header import Header, sha256_of, split_header
 from autoplace.rules.number_range import number_range_remedy
 from autoplace.rules.pattern import PatternError, compile_pattern
@@ -122,7 +122,7 @@ class _Reader:
             Finding(
                 Severity.ERROR,
                 code,
-                message,
+                readable(message),
                 rule=self.number,
                 line=line + self.first_line if line else None,
                 remedy=remedy,

@@ -9,7 +9,7 @@ from functools import cached_property
 from autoplace.architectures.spec import ModelSpec, Module, Role
 from autoplace.hardware.machine import Machine
 from autoplace.placement.assignment import Assignment, ModuleAssignment
-from autoplace.rules.finding import Finding, Severity, merge
+from autoplace.rules.finding import Finding, Severity, merge, readable
 from autoplace.rules.rule import Rule
 from autoplace.rules.vocabulary import LINEAR_ROLES
 
@@ -66,7 +66,7 @@ class Subject:
             Finding(
                 severity,
                 code,
-                message,
+                readable(message),
                 rule=numbers[0] if numbers else None,
                 line=lines[0] if lines else None,
                 layers=tuple(sorted(set(layers))),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,8 @@ import pytest
 
 from autoplace.__main__ import main
 from autoplace.architectures import read_preset, spec_from_geometry
+from autoplace.export.llama_cpp import parse_args
+from autoplace.export.llama_cpp.preset import preset_body
 from autoplace.placement.placement import Choice, LayerPlacement, Placement
 from autoplace.rules.compile import compile_rules
 from autoplace.rules.write import dump_rules
@@ -189,6 +192,47 @@ def test_the_hook_fails_for_one_bad_file_among_good_ones(good: Path) -> None:
         assert done.returncode == code, done.stderr
 
 
+def git(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    home = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    name = {
+        f"GIT_{who}_{what}": "a@b.c"
+        for who in ("AUTHOR", "COMMITTER")
+        for what in ("NAME", "EMAIL")
+    }
+    environment = {**os.environ, **home, **name, "PYTHON": sys.executable}
+    environment["PRE_COMMIT_HOME"] = str(folder.parent / "cache")
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        list(words), cwd=folder, env=environment, check=False, capture_output=True, text=True
+    )
+
+
+def test_a_commit_of_a_bad_rule_file_is_refused_by_pre_commit(tmp_path: Path) -> None:
+    hooks, mine = tmp_path / "hooks", tmp_path / "mine"
+    shutil.copytree(HOOK.parent, hooks / "hooks")
+    shutil.copy(HOOK.parents[1] / ".pre-commit-hooks.yaml", hooks)
+    mine.mkdir()
+    for folder in (hooks, mine):
+        git(folder, "git", "init", "-q")
+        git(folder, "git", "add", "-A")
+        git(folder, "git", "commit", "-q", "--allow-empty", "-m", "x")
+    revision = git(hooks, "git", "rev-parse", "HEAD").stdout.strip()
+    (mine / ".pre-commit-config.yaml").write_text(
+        f"repos:\n- repo: {hooks}\n  rev: {revision}\n  hooks:\n  - id: autoplace-check\n"
+        f"    args: [hardware=2xa6000, {', '.join(V2)}]\n"
+    )
+    assert git(mine, "pre-commit", "install").returncode == 0
+    (mine / "bad.rules.yaml").write_text(MISTAKES["quoted transfer map"](v2_on_two_gpus()))
+    git(mine, "git", "add", "-A")
+    refused = git(mine, "git", "commit", "-q", "-m", "bad")
+    assert refused.returncode == 1
+    assert "transfer-key" in refused.stderr
+    (mine / "bad.rules.yaml").write_text(v2_on_two_gpus())
+    git(mine, "git", "add", "-A")
+    taken = git(mine, "git", "commit", "-q", "-m", "good")
+    assert taken.returncode == 0, taken.stderr
+
+
 def test_a_rule_file_becomes_a_line_for_llama_cpp_that_checks_itself(
     good: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,6 +245,10 @@ def test_a_rule_file_becomes_a_line_for_llama_cpp_that_checks_itself(
     good.write_text(line)
     code, document = check(capsys, f"rules={good}", *words)
     assert (code, document["launch"]) == (0, [line, chat])
+    arguments = parse_args(line)
+    good.write_text(preset_body("deepseek-v2", arguments))
+    code, document = check(capsys, f"rules={good}", *words)
+    assert (code, document["launch"][1:]) == (0, [line, chat])
     good.write_text(line.replace("_(ch|)exps", "_exqs"))
     code, document = check(capsys, f"rules={good}", *words)
     assert code == 1

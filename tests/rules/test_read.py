@@ -239,3 +239,11 @@ def test_a_mutated_file_gives_rules_or_findings(
     found = read_rules(text, source="mine.yaml")
     assert found.rules or found.findings or found.body.strip() in ("", "[]")
     assert not any("\n" in str(finding) for finding in found.findings)
+
+
+def test_what_a_file_holds_is_shown_in_a_readable_length() -> None:
+    name = "x" * 100_000
+    text = f"- match: {{class: {name}}}\n  replace: {{class: default, kwargs: {{{name}: 1}}}}\n"
+    findings = read_rules(text, source="t").findings
+    assert [finding.code for finding in findings] == ["unknown-class", "unknown-option"]
+    assert all(len(finding.message) < 500 for finding in findings)
