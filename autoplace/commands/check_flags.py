@@ -19,8 +19,10 @@ from autoplace.export.llama_cpp import (
 from autoplace.export.llama_cpp.layout import gpus_of
 from autoplace.export.llama_cpp.memory import plan_llama_cpp
 from autoplace.export.llama_cpp.placed import with_settings
+from autoplace.export.llama_cpp.preset import looks_like_preset, parse_preset
 from autoplace.export.sglang_kt import flags_of
 from autoplace.rules.finding import Finding, Severity
+from autoplace.rules.header import split_header
 from autoplace.rules.lint import Examined, examine
 from autoplace.rules.read import read_rules, read_text
 from autoplace.rules.subject import homes_of
@@ -33,6 +35,8 @@ def check_flags(config: CheckConfig, spec: ModelSpec, path: Path) -> Answer:
     text = read_text(path)
     if config.engine.name == "sglang-kt":
         return _sglang(config, spec, _examined(text, spec, path), path)
+    if looks_like_preset(text):
+        return _preset(config, spec, text, path)
     if _is_line(text):
         return _llama(config, spec, parse_args(text), path)
     examined = _examined(text, spec, path)
@@ -45,6 +49,19 @@ def check_flags(config: CheckConfig, spec: ModelSpec, path: Path) -> Answer:
         context_tokens=config.workload.context_tokens,
     )
     return _llama(config, spec, args, path)
+
+
+def _preset(config: CheckConfig, spec: ModelSpec, text: str, path: Path) -> Answer:
+    """A preset file of llama-server with one model in it."""
+    _, body = split_header(text, source=path.name)
+    sections = parse_preset(body, source=path.name)
+    if len(sections) > 1:
+        raise AutoplaceError(
+            f"{path.name} is for {', '.join(sections)}: check takes a preset of one model"
+        )
+    answer = _llama(config, spec, next(iter(sections.values())), path)
+    start = f"llama-server --models-dir DIR --models-preset {path.name}"
+    return replace(answer, launch=(start, *answer.launch))
 
 
 def _is_line(text: str) -> bool:
