@@ -255,6 +255,23 @@ def test_a_rule_file_becomes_a_line_for_llama_cpp_that_checks_itself(
     assert [finding["code"] for finding in document["findings"]] == ["dead-override"]
 
 
+@pytest.mark.parametrize("engine", ["llama.cpp", "sglang-kt"])
+def test_engines_that_flags_drive_have_a_verdict_and_changes(
+    engine: str, good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (f"rules={good}", "model=deepseek-v2", f"engine={engine}", "hardware=4x3090")
+    code, document = check(capsys, *words, "hardware.host_memory_gib=256")
+    assert (code, document["memory"]["zone"]) == (0, "fits")
+    assert document["changes"] == []
+    small = "hardware.gpu_memory_gib=4" if engine == "llama.cpp" else "hardware.gpu_memory_gib=12"
+    code, document = check(capsys, *words, "hardware.host_memory_gib=256", small)
+    assert code == 1
+    changes = document["changes"]
+    assert all(min(change["left_bytes"].values()) >= 0 for change in changes)
+    if engine == "sglang-kt":
+        assert changes[0]["what"] == "--tensor-parallel-size 4 instead of 2"
+
+
 def test_check_of_a_preset_imports_nothing_that_takes_long(good: Path) -> None:
     words = [f"rules={good}", *V2, "hardware=2xa6000"]
     code = (

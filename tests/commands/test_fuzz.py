@@ -98,15 +98,17 @@ def damaged(content: bytes, fields: list[Field], seed: int) -> bytes:
 
 
 def _value(field: Field, content: bytearray, choose: random.Random) -> float:
-    (old,) = struct.unpack_from(field.form, content, field.offset)
     if field.form in ("<f", "<d"):
         return choose.choice((0.0, -1.0, float("inf"), float("nan"), 1e30))
+    (found,) = struct.unpack_from(field.form, content, field.offset)
+    old = int(found)
     if field.form == "<?":
-        return not old
+        return 1 - old
     bits = 8 * field.size - (field.form in ("<b", "<h", "<i", "<q"))
     wild = (0, 1, 2, 7, 13, 255, 2**16, 2**31 - 1, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
     near = (old + 1, old - 1, old * 2, old // 2, old + 8)
-    return int(choose.choice((*wild, *near))) % 2**bits
+    value: int = choose.choice((*wild, *near)) % 2**bits
+    return value
 
 
 RULES = """\

@@ -242,7 +242,7 @@ def test_a_mutated_file_gives_rules_or_findings(
 
 
 def test_what_a_file_holds_is_shown_in_a_readable_length() -> None:
-    name = "x" * 100_000
+    name = "x" * 900
     text = f"- match: {{class: {name}}}\n  replace: {{class: default, kwargs: {{{name}: 1}}}}\n"
     findings = read_rules(text, source="t").findings
     assert [finding.code for finding in findings] == ["unknown-class", "unknown-option"]
