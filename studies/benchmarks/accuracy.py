@@ -2,7 +2,9 @@
 
     python studies/benchmarks/accuracy.py --hardware emulated-256-128mib --out DIR
     python studies/benchmarks/accuracy.py --hardware auto --out DIR
-    python studies/benchmarks/accuracy.py --model.path FILE … ; --again analyses what DIR holds
+    python studies/benchmarks/accuracy.py --hardware emulated-2x2gib --out DIR model.path=FILE
+
+A second call with the same DIR goes on where the first one ended; --again only analyses.
 
 Measures at least 20 placements drawn over the space, the obvious and the solved among them, and
 compares four models: the profile's starting values, the probe, the probe corrected by three runs
@@ -21,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from autoplace.bench.environment import worker_environment
-from autoplace.bench.metrics import Status
+from autoplace.bench.metrics import Outcome, Status
 from autoplace.commands.tune import problem_of
 from autoplace.config import TuneConfig, load_config
 from autoplace.placement.baselines import obvious_placements
@@ -35,7 +37,7 @@ from autoplace.predict.calibration import (
 )
 from autoplace.predict.latency import LatencyModel
 from autoplace.predict.solve import Solver
-from autoplace.tuner.candidate import Preparer, Problem
+from autoplace.tuner.candidate import Candidate, Preparer, Problem
 from autoplace.tuner.predicted_runner import PredictedRunner
 from autoplace.tuner.process_runner import ProcessRunner
 from autoplace.tuner.records import placement_from_json, placement_to_json
@@ -77,47 +79,88 @@ def main() -> None:
     )
     problem = replace(problem, measure=quick)
     if not arguments.again:
-        calibration = Calibration()
+        if not (folder / PROBE).exists():
+            save_calibration(probed(problem, arguments.simulate), folder / PROBE)
         runner: Runner = ProcessRunner()
-        if arguments.simulate is None:
-            os.environ.update(worker_environment(problem.machine))  # before torch is loaded
-            from autoplace.bench.probe import probe
-
-            calibration = probe(problem.spec, problem.machine, problem.space.engine).calibration
-        else:
+        if arguments.simulate is not None:
             runner = PredictedRunner(problem.spec, bias=arguments.simulate, noise=0.03)
-        save_calibration(calibration, folder / PROBE)
-        runs = measured(problem, runner, arguments.placements, arguments.seed)
+        measure_all(problem, runner, folder / RUNS, arguments)
         runner.close()
-        (folder / RUNS).write_text(json.dumps(runs, indent=1))
-    runs = json.loads((folder / RUNS).read_text())
+    runs = [run for run in read_runs(folder / RUNS) if "status" not in run]
     accuracies = analyse(problem, runs, load_calibration(folder / PROBE))
     (folder / "accuracy.json").write_text(json.dumps([asdict(a) for a in accuracies], indent=2))
     print_table(problem, accuracies)
+    failed = [run for run in read_runs(folder / RUNS) if "status" in run]
+    equal = sum(map(equal_bytes, runs))
+    print(f"declared peaks equal to the plan's on every device: {equal} of {len(runs)} runs")
+    print(f"planned to fit and out of memory: {sum(map(is_false_fit, failed))}")
 
 
-def measured(problem: Problem, runner: Runner, count: int, seed: int) -> list[dict[str, Any]]:
-    """Runs of different placements that fit, as plain data."""
+def probed(problem: Problem, simulated: float | None) -> Calibration:
+    """By the probe; nothing is known of a machine that is only simulated."""
+    if simulated is not None:
+        return Calibration()
+    os.environ.update(worker_environment(problem.machine))  # before torch is loaded
+    from autoplace.bench.probe import probe
+
+    done = probe(problem.spec, problem.machine, problem.space.engine)
+    print(f"probed in {done.seconds:.0f} s; others took {done.other_share:.0%} of the CPU time")
+    return done.calibration
+
+
+def measure_all(
+    problem: Problem, runner: Runner, path: Path, arguments: argparse.Namespace
+) -> None:
+    """Run different placements that fit, as plain data; those in the file already are not run."""
     preparer = Preparer(problem)
-    runs: list[dict[str, Any]] = []
-    for placement, settings in placements(problem, preparer, count, seed):
-        outcome = runner.run(preparer.prepare(placement, settings).request(problem))
-        if outcome.status is Status.OK and outcome.metrics is not None:
-            metrics = outcome.metrics
-            runs.append(
-                {
-                    "placement": placement_to_json(placement),
-                    "settings": asdict(settings),
-                    "decode_tok_per_s": metrics.decode_tok_per_s.median,
-                    "prefill_latency_s": metrics.prefill_latency_s.median,
-                    "decode_spread": metrics.decode_tok_per_s.relative,
-                }
-            )
-            rate = metrics.decode_tok_per_s.median
-            print(f"{len(runs)}: {rate:.1f} tok/s, {metrics.prefill_latency_s.median:.3f} s")
-        else:
-            print(f"no number: {outcome.status.value}: {outcome.reason}")
-    return runs
+    chosen = placements(problem, preparer, arguments.placements, arguments.seed)
+    runs = read_runs(path)
+    for placement, settings in chosen[len(runs) :]:
+        candidate = preparer.prepare(placement, settings)
+        runs.append(as_data(candidate, runner.run(candidate.request(problem))))
+        path.write_text(json.dumps(runs))
+        print(f"{len(runs)}: {summary(runs[-1])}", flush=True)
+
+
+def read_runs(path: Path) -> list[dict[str, Any]]:
+    return list(json.loads(path.read_text())) if path.exists() else []
+
+
+def as_data(candidate: Candidate, outcome: Outcome) -> dict[str, Any]:
+    run: dict[str, Any] = {
+        "placement": placement_to_json(candidate.placement),
+        "settings": candidate.settings.record(),
+        "planned_peaks": {n: m.peak for n, m in candidate.plan.by_device.items()},
+    }
+    metrics = outcome.metrics
+    if outcome.status is not Status.OK or metrics is None:
+        return {**run, "status": outcome.status.value, "reason": outcome.reason}
+    return {
+        **run,
+        "decode_tok_per_s": metrics.decode_tok_per_s.median,
+        "prefill_latency_s": metrics.prefill_latency_s.median,
+        "decode_spread": metrics.decode_tok_per_s.relative,
+        "declared_peaks": {n: b.peak for n, b in metrics.bytes_by_device.items()},
+    }
+
+
+def summary(run: Mapping[str, Any]) -> str:
+    if "status" in run:
+        return f"no number: {run['status']}: {run['reason']}"
+    threads = run["settings"]["num_threads"]
+    return (
+        f"{run['decode_tok_per_s']:.1f} tok/s, {run['prefill_latency_s']:.3f} s, {threads} threads"
+    )
+
+
+def is_false_fit(run: Mapping[str, Any]) -> bool:
+    return bool(run["status"] == Status.OUT_OF_MEMORY.value)
+
+
+def equal_bytes(run: Mapping[str, Any]) -> bool:
+    """Whether the ledger's peak is on every device what was planned."""
+    planned = run["planned_peaks"]
+    return all(peak == planned.get(name, 0) for name, peak in run["declared_peaks"].items())
 
 
 def placements(
