@@ -14,6 +14,7 @@ from autoplace.config.domain import (
     CheckConfig,
     Config,
     EngineConfig,
+    ExportConfig,
     InspectConfig,
     MeasureConfig,
     ModelConfig,
@@ -158,6 +159,19 @@ def _rule_files(rules: Path) -> tuple[Path, ...]:
     return tuple(path for path in found if path.is_file())
 
 
+def _export(composed: Composed) -> ExportConfig:
+    return ExportConfig(
+        machine=_machine(composed),
+        model=_model(composed),
+        workload=_workload(composed),
+        engine=_engine(composed),
+        settings=_settings(composed),
+        rules=_needed_path(composed, "export", "rules"),
+        out=_path(composed.values["out"]),
+        output=composed.values["output"],
+    )
+
+
 def _bench(composed: Composed) -> BenchConfig:
     rules = _needed_path(composed, "bench", "rules")
     measure = _measure(composed)
@@ -227,6 +241,7 @@ BUILDERS: Mapping[str, Callable[[Composed], Config]] = {
     "probe": _probe,
     "plan": _plan,
     "check": _check,
+    "export": _export,
     "bench": _bench,
     "tune": _tune,
     "report": _report,

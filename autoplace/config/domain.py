@@ -172,6 +172,20 @@ class CheckConfig:
 
 
 @dataclass(frozen=True)
+class ExportConfig:
+    machine: Machine
+    model: ModelConfig
+    workload: Workload
+    engine: EngineConfig
+    """The engine that is written for."""
+    settings: SettingsConfig
+    rules: Path
+    out: Path | None
+    """Where to write; None: standard output."""
+    output: str
+
+
+@dataclass(frozen=True)
 class BenchConfig:
     machine: Machine
     """Present on this machine, with UUIDs, unless its GPUs are emulated."""
@@ -229,6 +243,7 @@ Config = (
     | ProbeConfig
     | PlanConfig
     | CheckConfig
+    | ExportConfig
     | BenchConfig
     | TuneConfig
     | ReportConfig

@@ -145,6 +145,13 @@ class CheckSchema:
 
 
 @dataclass
+class ExportSchema:
+    output: str = MISSING
+    rules: str | None = MISSING
+    out: str | None = MISSING
+
+
+@dataclass
 class BenchSchema:
     output: str = MISSING
     rules: str | None = MISSING
@@ -178,6 +185,7 @@ COMMANDS: dict[str, Any] = {
     "probe": ProbeSchema,
     "plan": PlanSchema,
     "check": CheckSchema,
+    "export": ExportSchema,
     "bench": BenchSchema,
     "tune": TuneSchema,
     "report": ReportSchema,

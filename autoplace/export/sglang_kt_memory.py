@@ -56,7 +56,7 @@ def plan_sglang_kt(
         kv_cache=_cache(spec.geometry, len(gpus), workload.context_tokens),
         workspace=_buffers(spec.geometry, workload, settings),
     )
-    devices = dict.fromkeys(gpus, one) | {_HOST: DeviceMemory(weights=host)}
+    devices = {_HOST: DeviceMemory(weights=host)} | dict.fromkeys(gpus, one)
     return MemoryPlan(devices, includes_context=True)
 
 
