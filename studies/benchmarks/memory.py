@@ -64,7 +64,7 @@ def main() -> None:
             case["id"],
             f"{case['model']}, {case['engine']}, {case['num_gpus']}x{case['gpu_gib']} GiB",
             case["quantity"],
-            f"{case['reported']} {case['unit']} {case['note'] and '(' + case['note'] + ')'}".strip(),
+            " ".join(case[key] for key in ("reported", "unit", "note") if case[key]),
             shown,
             one.difference,
             case["source"],
