@@ -156,13 +156,14 @@ def args_of_placement(
     buffers: Mapping[str, str],
     *,
     context_tokens: int,
+    expander: Expander | None = None,
 ) -> LlamaCppArgs:
     """The whole record of a trial: where everything is, and how it is run.
 
     `fit` is off, so that what was chosen is what runs; one sequence at a time.
     """
     homes = [layer.device for layer in placement.layers]
-    where = arguments_of(Expander(spec).expand(placement), homes, spec, buffers)
+    where = arguments_of((expander or Expander(spec)).expand(placement), homes, spec, buffers)
     return with_settings(where, settings, buffers, context_tokens=context_tokens)
 
 
