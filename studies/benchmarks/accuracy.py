@@ -44,6 +44,10 @@ from autoplace.tuner.records import placement_from_json, placement_to_json
 from autoplace.tuner.runner import Runner
 
 NUM_CALIBRATING = 3
+NUM_DRAWN = 600
+STEADY_SPREAD = 0.3
+"""A run whose middle half is wider is made again, twice at most."""
+NUM_TRIES = 3
 RUNS, PROBE = "runs.json", "probe.json"
 
 
@@ -75,7 +79,7 @@ def main() -> None:
         min_repeats=arguments.repeats,
         max_repeats=arguments.repeats,
         max_other_share=1.0 if arguments.busy else problem.measure.max_other_share,
-        unstable_spread=1e9 if arguments.busy else problem.measure.unstable_spread,
+        unstable_spread=1e9 if arguments.busy else STEADY_SPREAD,
     )
     problem = replace(problem, measure=quick)
     if not arguments.again:
@@ -117,7 +121,11 @@ def measure_all(
     runs = read_runs(path)
     for placement, settings in chosen[len(runs) :]:
         candidate = preparer.prepare(placement, settings)
-        runs.append(as_data(candidate, runner.run(candidate.request(problem))))
+        for _ in range(NUM_TRIES):
+            outcome = runner.run(candidate.request(problem))
+            if outcome.status not in (Status.UNSTABLE, Status.CONTENDED):
+                break
+        runs.append(as_data(candidate, outcome))
         path.write_text(json.dumps(runs))
         print(f"{len(runs)}: {summary(runs[-1])}", flush=True)
 
@@ -166,25 +174,30 @@ def equal_bytes(run: Mapping[str, Any]) -> bool:
 def placements(
     problem: Problem, preparer: Preparer, count: int, seed: int
 ) -> Sequence[tuple[Placement, RunSettings]]:
-    """The obvious and the solved first, then draws and walks of a few changes from those."""
+    """The obvious, the solved, and draws from everywhere, slow ones too: spread evenly over the
+    ranks that the starting values give them. In random order, so that drift is not a ranking."""
     space = problem.space
-    chosen = {
-        (one.placement, one.settings): None
-        for one in obvious_placements(space, preparer.overrun_bytes)
-    }
     model = LatencyModel(problem.spec, problem.machine, problem.workload)
-    solved = Solver(space, model, preparer.overrun_bytes).solve()
-    chosen |= {(one.placement, one.settings): None for one in solved.front[:4]}
-    starts = [v for v in (space.encode(*one) for one in chosen) if v is not None]
+    overrun = preparer.overrun_bytes
+    solved = Solver(space, model, overrun).solve().front[:4]
+    chosen = {(one.placement, one.settings): None for one in obvious_placements(space, overrun)}
+    chosen |= {(one.placement, one.settings): None for one in solved}
     rng = random.Random(seed)
-    while len(chosen) < count:
+    starts = [v for v in (space.encode(*one) for one in chosen) if v is not None]
+    drawn: dict[tuple[Placement, RunSettings], float] = {}
+    for _ in range(NUM_DRAWN):
         values = space.draw(rng) if rng.random() < 0.5 else rng.choice(starts)
-        for _ in range(rng.randint(1, 5)):
+        for _ in range(rng.randint(1, 8)):
             values = space.mutate(values, rng)
         one = space.decode(values)
-        if preparer.fits(*one):
-            chosen.setdefault(one)
-    return list(chosen)
+        if one not in chosen and preparer.fits(*one):
+            drawn[one] = model.predict(*one).request_s(problem.workload)
+    ranked = sorted(drawn, key=lambda one: drawn[one])
+    wanted = max(0, count - len(chosen))
+    chosen |= dict.fromkeys(ranked[i * len(ranked) // max(1, wanted)] for i in range(wanted))
+    order = list(chosen)
+    rng.shuffle(order)
+    return order
 
 
 def analyse(
