@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from autoplace.architectures.spec import Module, Role
 from autoplace.placement.assignment import ModuleAssignment
 from autoplace.rules.families import injections
-from autoplace.rules.finding import Severity, layers_text
+from autoplace.rules.finding import Severity, layers_text, ranges
+from autoplace.rules.match import Matcher
 from autoplace.rules.number_range import meant_numbers, number_range_remedy
 from autoplace.rules.subject import Subject, list_names, short_name
-from autoplace.rules.vocabulary import LINEAR_ROLES
+from autoplace.rules.vocabulary import LINEAR_ROLES, is_instance
 
 ERROR, WARNING, ADVICE = Severity.ERROR, Severity.WARNING, Severity.ADVICE
 _WORDS = {
@@ -32,9 +33,11 @@ _EFFECTS = {
     "no tensors",
     Role.ROTARY: "the rotary embedding's buffers stay empty, so the output is noise",
     Role.ATTENTION_LINEAR: "they load as plain bf16, four times the bytes of Marlin",
+    Role.MLP: "the model's own MoE block takes experts by their number, which their wrapper has "
+    "not: the first prompt fails",
     Role.NORM: "the server calls them with the size of the batch, which plain ones do not take",
 }
-_FATAL = (Role.ATTENTION, Role.EXPERTS, Role.ROTARY, Role.NORM)
+_FATAL = (Role.ATTENTION, Role.MLP, Role.EXPERTS, Role.ROTARY, Role.NORM)
 
 
 @dataclass
@@ -220,6 +223,97 @@ def _check_open_ends(subject: Subject) -> None:
             )
 
 
+def _check_early_defaults(subject: Subject) -> None:
+    """A 'default' rule in front of those that replace: what it takes stays plain."""
+    matcher = Matcher.of(subject.rules)
+    used = {entry.rule for entry in subject.assignment.modules.values()}
+    taken: dict[int, set[Role]] = defaultdict(set)
+    shadowed: dict[int, set[int]] = defaultdict(set)
+    layers: dict[int, set[int]] = defaultdict(set)
+    for module, entry in _needing(subject):
+        if entry.rule is None or entry.class_name is not None:
+            continue
+        later = [
+            index
+            for index in range(entry.rule + 1, len(subject.rules))
+            if index not in used
+            and subject.rules[index].replace_class != "default"
+            and matcher.matches(index, module.path, module.class_name)
+        ]
+        if later and module.layer is not None:
+            taken[entry.rule].add(module.role)
+            shadowed[entry.rule].update(later)
+            layers[entry.rule].add(module.layer)
+    for first, roles in taken.items():
+        gap = _Gap(layers[first], list(roles))
+        numbers = ranges(subject.number(index) for index in shadowed[first])
+        subject.explained_rules |= shadowed[first]
+        subject.explained_roles |= roles
+        subject.report(
+            ERROR,
+            "default-first",
+            f"a 'default' rule takes the {gap.names} before rules {numbers}, which would replace "
+            "them, are asked",
+            layers=gap.layers,
+            rules=[first],
+            effect=gap.effect,
+            remedy="move it behind them: the first match wins",
+        )
+
+
+_OF_A_FAMILY = re.compile(
+    r"ktransformers\.models\.modeling_\w+\.(?:DeepseekV[23]|Qwen[23]Moe|Mixtral|Llama|Glm4Moe)"
+    r"(?:Yarn|LinearScaling|DynamicNTKScaling)?(\w+)"
+)
+"""A class of a model family; the group is what families have in common."""
+
+
+def _check_foreign_matches(subject: Subject) -> None:
+    """Rules written for another family: their classes are not there, though like ones are."""
+    used = {entry.rule for entry in subject.assignment.modules.values()}
+    wanted = injections(subject.spec, engine=subject.assignment.engine)
+    own = {
+        _common(injection.match_class): (role, injection.match_class)
+        for role, injection in wanted.items()
+        if injection.match_class is not None
+    }
+    foreign = {
+        index: rule.match_class
+        for index, rule in enumerate(subject.rules)
+        if index not in used
+        and rule.match_class
+        and _common(rule.match_class) in own
+        and not any(is_instance(m.class_name, rule.match_class) for m in subject.spec.modules)
+    }
+    if not foreign or not subject.is_ktransformers:
+        return
+    meant = dict.fromkeys(own[_common(name)] for name in foreign.values())
+    lacking = _Gap(set(), [role for role, _ in meant])
+    layers = [
+        module.layer
+        for module, entry in _needing(subject)
+        if module.role in lacking.roles and entry.class_name is None and module.layer is not None
+    ]
+    subject.explained_rules |= set(foreign)
+    subject.explained_roles |= set(lacking.roles)
+    theirs = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in foreign.values()))
+    subject.report(
+        ERROR,
+        "foreign-match",
+        f"the rules match {theirs}, which {subject.spec.name} does not have: they match nothing",
+        layers=layers,
+        rules=foreign,
+        effect=lacking.effect or f"the {lacking.names} stay plain",
+        remedy=f"match {' and '.join(name for _, name in meant)}",
+    )
+
+
+def _common(class_name: str) -> str:
+    """`MoE` of `DeepseekV3MoE`, `RotaryEmbedding` of any rotary; else the whole name."""
+    found = _OF_A_FAMILY.fullmatch(class_name)
+    return found[1] if found else class_name
+
+
 def _check_plain(subject: Subject) -> None:
     """Modules that only a `default` rule matches, although they need a class."""
     plain: dict[Role, set[int]] = defaultdict(set)
@@ -232,6 +326,8 @@ def _check_plain(subject: Subject) -> None:
             plain[module.role].add(module.layer)
             rules[module.role].add(entry.rule)
     for role, layers in plain.items():
+        if role in subject.explained_roles:
+            continue
         gap = _Gap(layers, [role], rules[role])
         linears = role in LINEAR_ROLES
         subject.report(
@@ -254,4 +350,11 @@ def _replacement(subject: Subject, role: Role) -> str:
     return f"replace it by {wanted[role].replace_class.rpartition('.')[2]} in an earlier rule"
 
 
-CHECKS = (_check_number_ranges, _check_coverage, _check_open_ends, _check_plain)
+CHECKS = (
+    _check_number_ranges,
+    _check_foreign_matches,
+    _check_coverage,
+    _check_open_ends,
+    _check_early_defaults,
+    _check_plain,
+)

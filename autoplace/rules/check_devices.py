@@ -60,7 +60,8 @@ def _check_out_devices(subject: Subject) -> None:
         home = subject.homes[module.layer]
         given = entry.kwargs.get("out_device", "cuda")
         device = "cuda:0" if given == "cuda" else given
-        if device != home:
+        misspelt = isinstance(device, str) and not is_device(device)
+        if device != home and not misspelt:
             missing = "" if "out_device" in entry.kwargs else ", where out_device is missing"
             what = "experts" if module.role is Role.EXPERTS else "linears on the cpu"
             subject.report(

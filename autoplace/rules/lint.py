@@ -61,6 +61,8 @@ def examine(
 ) -> Examined:
     """What a rule file means, and its findings: of its text and of its meaning, errors first."""
     assignment = assign(file.rules, spec, engine=engine)
+    if file.is_unreadable:
+        return Examined(file, assignment, tuple(merge(file.findings)))
     subject = Subject(
         assignment, spec, machine, file.rules, merge(file.findings), dict(file.broken_patterns)
     )

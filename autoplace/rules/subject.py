@@ -35,6 +35,8 @@ class Subject:
     """Number of a rule → its pattern, which does not compile: the walk leaves the rule out."""
     explained: set[int] = field(default_factory=set)
     """Layers whose lack of rules a finding has explained already."""
+    explained_roles: set[Role] = field(default_factory=set)
+    """Roles whose lack of a class a finding has explained already."""
     explained_rules: set[int] = field(default_factory=set)
     """Indices of rules that match nothing for a reason that a finding has given already."""
     _found: list[Finding] = field(default_factory=list)

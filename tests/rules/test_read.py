@@ -139,7 +139,7 @@ LINEAR = "class: ktransformers.operators.linear.KTransformersLinear"
         ),
         (
             rule(replace="class: default, kwargs: {generate_device: gpu}"),
-            "'generate_device' must be cpu or cuda:N, not 'gpu'",
+            "'gpu' is no device: expected cpu or cuda:N",
         ),
         (rule(replace=f"{LINEAR}, kwargs: {{num_bits: '8'}}"), "must be an integer, not '8'"),
         (rule(replace=f"{LINEAR}, kwargs: [1]"), "'kwargs' must be a mapping, not a list"),
