@@ -2,9 +2,11 @@
 
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -270,6 +272,59 @@ def test_engines_that_flags_drive_have_a_verdict_and_changes(
     assert all(min(change["left_bytes"].values()) >= 0 for change in changes)
     if engine == "sglang-kt":
         assert changes[0]["what"] == "--tensor-parallel-size 4 instead of 2"
+
+
+def test_the_document_has_the_keys_of_its_schema_version(
+    good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Programs read it: a key that goes, or means something else, is a new `schema_version`."""
+    good.write_text(eight_l40())
+    words = (f"rules={good}", *V2, "hardware=8xl40", "explain=lm_head")
+    _, document = check(capsys, *words)
+    assert document["schema_version"] == 1
+    assert " ".join(document) == (
+        "schema_version command rules hardware model engine ok facts findings memory "
+        "no_memory_because changes explain launch"
+    )
+    assert " ".join(document["findings"][0]) == (
+        "severity code message effect remedy rule line rules lines layers place"
+    )
+    assert " ".join(document["memory"]) == ("fits zone gpus_fit host_fits devices tightest weights")
+    assert " ".join(document["memory"]["devices"]["cuda:0"]) == (
+        "model weights_bytes kv_cache_bytes workspace_bytes load_peak_bytes peak_bytes "
+        "budget_bytes memory_bytes margin_bytes zone"
+    )
+    assert " ".join(document["memory"]["weights"][0]) == "device role operator num_modules bytes"
+    assert " ".join(document["changes"][0]) == "what peak_bytes left_bytes"
+    assert " ".join(document["explain"][0]) == (
+        "module rule line later_rules device class operator bytes note"
+    )
+
+
+@pytest.mark.parametrize(("more", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_are_for_terminals_that_want_them(
+    more: dict[str, str], coloured: bool, good: Path
+) -> None:
+    good.write_text(MISTAKES["quoted transfer map"](v2_on_two_gpus()))
+    command = [sys.executable, "-m", "autoplace", "check", f"rules={good}", *V2, "hardware=2xa6000"]
+    kept = {
+        key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")
+    }
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        command, stdout=theirs, env=kept | {"TERM": "xterm-256color"} | more
+    ) as run:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # Linux ends a closed terminal with an error
+            while piece := os.read(ours, 4096):
+                shown += piece
+        os.close(ours)
+    assert run.returncode == 1
+    assert b"transfer-key" in shown
+    assert (b"\x1b[1;31m" in shown) is coloured
+    piped = subprocess.run(command, capture_output=True, env=kept, check=False)
+    assert b"\x1b" not in piped.stdout
 
 
 def test_check_of_a_preset_imports_nothing_that_takes_long(good: Path) -> None:

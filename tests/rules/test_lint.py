@@ -8,7 +8,7 @@ import pytest
 from autoplace.errors import AutoplaceError
 from autoplace.hardware.machine import Device, Machine
 from autoplace.rules.finding import Finding, Severity, ranges
-from autoplace.rules.lint import examine, refuse_unrunnable
+from autoplace.rules.lint import examine, lint, refuse_unrunnable
 from autoplace.rules.match import assign
 from autoplace.rules.read import read_rules
 from tests.rules.specs import spec
@@ -282,6 +282,8 @@ def test_a_good_file_is_not_refused_and_warnings_alone_do_not_refuse() -> None:
     rules = read_rules(text, source="mine.yaml").rules
     assignment = assign(rules, spec("deepseek-v2"), engine="builtin")
     refuse_unrunnable(assignment, spec("deepseek-v2"), TWO_GPUS)
+    found = lint(assignment, spec("deepseek-v2"), machine=TWO_GPUS)
+    assert [finding.severity for finding in found] == [Severity.WARNING]
 
 
 def test_layers_are_shown_as_ranges() -> None:
