@@ -14,6 +14,7 @@ from autoplace.architectures.family import (
 )
 from autoplace.architectures.geometry import Geometry, Mla, Moe
 from autoplace.architectures.parts import (
+    EXPERT_LINEARS,
     Classes,
     causal_lm,
     causal_lm_tensors,
@@ -96,9 +97,8 @@ def _norm(path: str, name: str, family: Classes, layer: int, tensor: str) -> Mod
 
 
 def _expert_modules(geometry: Geometry, experts: Module) -> Iterator[Module]:
-    names = ("gate_proj", "up_proj", "down_proj")
     num_experts = require_moe(geometry).num_experts
-    return each_expert(num_experts, experts, classes(geometry).of("MLP"), names)
+    return each_expert(num_experts, experts, classes(geometry).of("MLP"), EXPERT_LINEARS)
 
 
 def _tensors(geometry: Geometry, layout: FileLayout) -> Iterator[tuple[str, Shape]]:
