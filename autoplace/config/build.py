@@ -173,7 +173,10 @@ def _export(composed: Composed) -> ExportConfig:
 
 
 def _bench(composed: Composed) -> BenchConfig:
-    rules = _needed_path(composed, "bench", "rules")
+    is_llama_cpp = composed.values["engine"]["name"] == "llama.cpp"
+    rules = _path(composed.values["rules"])
+    if rules is None and not is_llama_cpp:
+        rules = _needed_path(composed, "bench", "rules")
     measure = _measure(composed)
     return BenchConfig(
         machine=_measured_machine(composed, measure),

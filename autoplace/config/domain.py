@@ -195,7 +195,8 @@ class BenchConfig:
     settings: SettingsConfig
     measure: MeasureConfig
     runner: RunnerConfig
-    rules: Path
+    rules: Path | None
+    """None for llama.cpp alone, whose arguments may be given as `engine.args`."""
     output: str
 
 

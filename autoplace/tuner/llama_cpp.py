@@ -1,6 +1,6 @@
 """What a study of llama.cpp has in place of rule files: lines of arguments, and its baselines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -165,7 +165,7 @@ def line_of(args: LlamaCppArgs) -> str:
     return replace(args, model=None).line("llama-server").removeprefix("llama-server").strip()
 
 
-def lines_to_paste(line: str, model: str = "MODEL.gguf") -> Sequence[str]:
+def lines_to_paste(line: str, model: str = "MODEL.gguf") -> tuple[str, str]:
     """The same for the server, and for a chat in the terminal."""
     args = replace(parse_args(line), model=model)
     return args.line("llama-server"), args.line("llama-cli")
