@@ -6,7 +6,7 @@ correct what the operators say alone (`probe_fit`).
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -23,7 +23,7 @@ from autoplace.bench.probe_sample import Timed, time_sample
 from autoplace.bench.threads import set_threads
 from autoplace.bench.usage import Counters
 from autoplace.errors import AutoplaceError
-from autoplace.hardware.fingerprint import fingerprint
+from autoplace.hardware.fingerprint import description, fingerprint
 from autoplace.hardware.machine import Machine
 from autoplace.models.backend import kernels as built_kernels
 from autoplace.native import Kernels
@@ -39,7 +39,7 @@ from autoplace.units import MIB
 
 READ_BYTES = 256 * MIB
 PREFILL_TOKENS = (32, 128)
-ALONE_SHARE = 0.3
+ALONE_SHARE = 0.25
 """Of the time: operators one by one; the rest is for the sample."""
 SMALL_CALLS = 60
 """Small calls of torch around the operators of one layer, counted in the builtin engine's decode
@@ -106,7 +106,7 @@ def probe(
     for one in time_sample(spec, machine, families, threads, deadline_s=begin + time_limit_s):
         passes.append(one)
         note(_pass_figure(one))
-    calibration = correct(alone, machine, passes)
+    calibration = replace(correct(alone, machine, passes), described=description(machine))
     other_share = before.until(Counters.now()).other_share
     return Probe(tuple(figures), calibration, time.monotonic() - begin, other_share)
 

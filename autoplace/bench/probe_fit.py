@@ -12,6 +12,7 @@ from statistics import median
 
 from autoplace.bench.probe_sample import DECODED, Timed
 from autoplace.hardware.machine import Machine
+from autoplace.placement.placement import Placement
 from autoplace.placement.settings import RunSettings
 from autoplace.predict.calibrate import fit
 from autoplace.predict.calibration import Calibration
@@ -44,7 +45,7 @@ def correct(calibration: Calibration, machine: Machine, timed: Sequence[Timed]) 
     if not timed:
         return calibration
     groups: dict[tuple[int, int], list[Timed]] = defaultdict(list)
-    for one in timed:
+    for one in quickest(timed):
         groups[one.num_threads, one.tokens].append(one)
     points = [Point(*key, _factors(calibration, machine, passes)) for key, passes in groups.items()]
     moe = timed[0].spec.geometry.moe
@@ -55,6 +56,16 @@ def correct(calibration: Calibration, machine: Machine, timed: Sequence[Timed]) 
         decode=_typical([point for point in points if point.tokens == 1], CACHE),
         prefill=_typical([point for point in points if point.tokens > 1], ATTENTION),
     )
+
+
+def quickest(timed: Sequence[Timed]) -> list[Timed]:
+    """Of passes that were timed in several rounds the quickest: others only make them slower."""
+    best: dict[tuple[Placement, int, int, int], Timed] = {}
+    for one in timed:
+        key = (one.placement, one.num_threads, one.tokens, one.position)
+        if key not in best or one.seconds.median < best[key].seconds.median:
+            best[key] = one
+    return list(best.values())
 
 
 def _factors(

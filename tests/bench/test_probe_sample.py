@@ -9,7 +9,7 @@ import pytest
 from autoplace.architectures import spec_from_geometry
 from autoplace.architectures.spec import ModelSpec
 from autoplace.bench.metrics import Spread
-from autoplace.bench.probe_fit import correct
+from autoplace.bench.probe_fit import correct, quickest
 from autoplace.bench.probe_sample import (
     DECODED,
     GPU_FAMILIES,
@@ -134,6 +134,15 @@ def seconds_of(
         seconds * next((factor for what, factor in factors.items() if what in key), 1.0)
         for key, seconds in costs.items()
     )
+
+
+def test_of_two_rounds_the_quicker_counts() -> None:
+    placement = next(sample_placements(small_spec(), small_machine(64), FAMILIES))
+    rounds = [
+        Timed(small_spec(), placement, 2, tokens, 0, Spread(s, s, s, 2))
+        for tokens, s in ((1, 3.0), (32, 5.0), (1, 1.0), (32, 6.0))
+    ]
+    assert [(one.tokens, one.seconds.median) for one in quickest(rounds)] == [(1, 1.0), (32, 5.0)]
 
 
 def test_without_passes_the_rates_of_single_operators_stand() -> None:

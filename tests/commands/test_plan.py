@@ -187,3 +187,10 @@ def test_engines_that_differ_are_compared(capsys: pytest.CaptureFixture[str]) ->
     assert code == 0
     assert [one["engine"] for one in document["compare"]] == ["builtin", "llama.cpp"]
     assert all(one["pick"]["fits"] for one in document["compare"])
+
+
+def test_launches_that_nobody_timed_are_called_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "hardware=2xa6000", "model=deepseek-v2"]) == 0
+    assert "launches on GPUs are a cautious guess" in capsys.readouterr().out
+    assert main(["plan", "hardware=2xa6000", "model=deepseek-v2", "engine=llama.cpp"]) == 0
+    assert "cautious guess" not in capsys.readouterr().out
