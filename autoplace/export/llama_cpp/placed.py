@@ -13,6 +13,7 @@ from autoplace.export.llama_cpp.layout import (
     cuda_buffers,
     gpus_of,
     layer_devices,
+    seen_devices,
     tensor_devices,
     tensor_key,
 )
@@ -209,7 +210,7 @@ def placement_of(args: LlamaCppArgs, spec: ModelSpec, buffers: Mapping[str, str]
     attention, of one MLP, or of one layer's experts.
     """
     total = spec.geometry.num_layers + spec.geometry.num_mtp_layers
-    homes = layer_devices(args, total, gpus_of(buffers))
+    homes = layer_devices(args, total, seen_devices(args, buffers))
     return _placement(tensor_devices(args, spec, buffers), homes, spec)
 
 
@@ -242,7 +243,7 @@ def nearest_placement(args: LlamaCppArgs, spec: ModelSpec, buffers: Mapping[str,
         for roles in _GROUPS.values():
             devices |= _gathered(spec, devices, layer, roles)
     homes = layer_devices(
-        args, spec.geometry.num_layers + spec.geometry.num_mtp_layers, gpus_of(buffers)
+        args, spec.geometry.num_layers + spec.geometry.num_mtp_layers, seen_devices(args, buffers)
     )
     return _placement(devices, homes, spec)
 
