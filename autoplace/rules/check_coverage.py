@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from autoplace.architectures.spec import Module, Role
 from autoplace.placement.assignment import ModuleAssignment
 from autoplace.rules.families import injections
-from autoplace.rules.finding import Severity, layers_text, ranges
-from autoplace.rules.match import Matcher
+from autoplace.rules.finding import Severity, layers_text
 from autoplace.rules.number_range import meant_numbers, number_range_remedy
 from autoplace.rules.subject import Subject, list_names, short_name
-from autoplace.rules.vocabulary import LINEAR_ROLES, is_instance
+from autoplace.rules.vocabulary import LINEAR_ROLES
 
 ERROR, WARNING, ADVICE = Severity.ERROR, Severity.WARNING, Severity.ADVICE
 _WORDS = {
@@ -41,7 +40,7 @@ _FATAL = (Role.ATTENTION, Role.MLP, Role.EXPERTS, Role.ROTARY, Role.NORM)
 
 
 @dataclass
-class _Gap:
+class Gap:
     """Layers whose modules of some roles lack what they need, with one cause."""
 
     layers: set[int]
@@ -88,7 +87,7 @@ def _check_number_ranges(subject: Subject) -> None:
         f"a number range in brackets cannot match two-digit numbers{unmatched}{rules}",
         layers=missed,
         rules=ranged,
-        effect=_Gap(missed, [role for role, layers in lacking.items() if layers & missed]).effect,
+        effect=Gap(missed, [role for role, layers in lacking.items() if layers & missed]).effect,
         remedy=number_range_remedy(first) or "",
     )
 
@@ -96,13 +95,13 @@ def _check_number_ranges(subject: Subject) -> None:
 def _lacking(subject: Subject) -> Mapping[Role, set[int]]:
     """Role → layers in which no rule matches a module of it that needs one."""
     lacking: dict[Role, set[int]] = defaultdict(set)
-    for module, entry in _needing(subject):
+    for module, entry in needing(subject):
         if entry.rule is None and module.layer is not None:
             lacking[module.role].add(module.layer)
     return lacking
 
 
-def _needing(subject: Subject) -> Iterator[tuple[Module, ModuleAssignment]]:
+def needing(subject: Subject) -> Iterator[tuple[Module, ModuleAssignment]]:
     """Modules of layers that are to be replaced."""
     wanted = injections(subject.spec, engine=subject.assignment.engine)
     for module, entry in subject.entries():
@@ -159,33 +158,33 @@ def _stopping(subject: Subject, hidden: list[Module]) -> set[int | None]:
     }
 
 
-def _gaps(subject: Subject) -> list[_Gap]:
+def _gaps(subject: Subject) -> list[Gap]:
     """Unmatched roles, those of the same layers together; what has been explained left out."""
-    gaps: list[_Gap] = []
+    gaps: list[Gap] = []
     lacking = {role: layers - subject.explained for role, layers in _lacking(subject).items()}
-    devices = {(module.role, module.layer): entry.device for module, entry in _needing(subject)}
+    devices = {(module.role, module.layer): entry.device for module, entry in needing(subject)}
     for role, layers in sorted(lacking.items(), key=lambda item: -len(item[1])):
         if not layers:
             continue
         gap = next((gap for gap in gaps if gap.layers >= layers), None)
         if gap is None:
-            gap = _Gap(set(layers))
+            gap = Gap(set(layers))
             gaps.append(gap)
         gap.roles.append(role)
         gap.devices |= {devices[role, layer] for layer in layers}
     return gaps
 
 
-def _meant_rules(subject: Subject, gap: _Gap) -> set[int | None]:
+def _meant_rules(subject: Subject, gap: Gap) -> set[int | None]:
     """Rules that match such modules in other layers: their patterns are too narrow."""
     return {
         entry.rule
-        for module, entry in _needing(subject)
+        for module, entry in needing(subject)
         if module.role in gap.roles and module.layer not in gap.layers and entry.class_name
     }
 
 
-def _digits(subject: Subject, gap: _Gap) -> str:
+def _digits(subject: Subject, gap: Gap) -> str:
     """The commonest reason: patterns for layer numbers of another length."""
     others = set(range(subject.spec.geometry.num_layers)) - gap.layers
     if others and max(gap.layers) < 10 <= min(others):
@@ -223,103 +222,12 @@ def _check_open_ends(subject: Subject) -> None:
             )
 
 
-def _check_early_defaults(subject: Subject) -> None:
-    """A 'default' rule in front of those that replace: what it takes stays plain."""
-    matcher = Matcher.of(subject.rules)
-    used = {entry.rule for entry in subject.assignment.modules.values()}
-    taken: dict[int, set[Role]] = defaultdict(set)
-    shadowed: dict[int, set[int]] = defaultdict(set)
-    layers: dict[int, set[int]] = defaultdict(set)
-    for module, entry in _needing(subject):
-        if entry.rule is None or entry.class_name is not None:
-            continue
-        later = [
-            index
-            for index in range(entry.rule + 1, len(subject.rules))
-            if index not in used
-            and subject.rules[index].replace_class != "default"
-            and matcher.matches(index, module.path, module.class_name)
-        ]
-        if later and module.layer is not None:
-            taken[entry.rule].add(module.role)
-            shadowed[entry.rule].update(later)
-            layers[entry.rule].add(module.layer)
-    for first, roles in taken.items():
-        gap = _Gap(layers[first], list(roles))
-        numbers = ranges(subject.number(index) for index in shadowed[first])
-        subject.explained_rules |= shadowed[first]
-        subject.explained_roles |= roles
-        subject.report(
-            ERROR,
-            "default-first",
-            f"a 'default' rule takes the {gap.names} before rules {numbers}, which would replace "
-            "them, are asked",
-            layers=gap.layers,
-            rules=[first],
-            effect=gap.effect,
-            remedy="move it behind them: the first match wins",
-        )
-
-
-_OF_A_FAMILY = re.compile(
-    r"ktransformers\.models\.modeling_\w+\.(?:DeepseekV[23]|Qwen[23]Moe|Mixtral|Llama|Glm4Moe)"
-    r"(?:Yarn|LinearScaling|DynamicNTKScaling)?(\w+)"
-)
-"""A class of a model family; the group is what families have in common."""
-
-
-def _check_foreign_matches(subject: Subject) -> None:
-    """Rules written for another family: their classes are not there, though like ones are."""
-    used = {entry.rule for entry in subject.assignment.modules.values()}
-    wanted = injections(subject.spec, engine=subject.assignment.engine)
-    own = {
-        _common(injection.match_class): (role, injection.match_class)
-        for role, injection in wanted.items()
-        if injection.match_class is not None
-    }
-    foreign = {
-        index: rule.match_class
-        for index, rule in enumerate(subject.rules)
-        if index not in used
-        and rule.match_class
-        and _common(rule.match_class) in own
-        and not any(is_instance(m.class_name, rule.match_class) for m in subject.spec.modules)
-    }
-    if not foreign or not subject.is_ktransformers:
-        return
-    meant = dict.fromkeys(own[_common(name)] for name in foreign.values())
-    lacking = _Gap(set(), [role for role, _ in meant])
-    layers = [
-        module.layer
-        for module, entry in _needing(subject)
-        if module.role in lacking.roles and entry.class_name is None and module.layer is not None
-    ]
-    subject.explained_rules |= set(foreign)
-    subject.explained_roles |= set(lacking.roles)
-    theirs = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in foreign.values()))
-    subject.report(
-        ERROR,
-        "foreign-match",
-        f"the rules match {theirs}, which {subject.spec.name} does not have: they match nothing",
-        layers=layers,
-        rules=foreign,
-        effect=lacking.effect or f"the {lacking.names} stay plain",
-        remedy=f"match {' and '.join(name for _, name in meant)}",
-    )
-
-
-def _common(class_name: str) -> str:
-    """`MoE` of `DeepseekV3MoE`, `RotaryEmbedding` of any rotary; else the whole name."""
-    found = _OF_A_FAMILY.fullmatch(class_name)
-    return found[1] if found else class_name
-
-
 def _check_plain(subject: Subject) -> None:
     """Modules that only a `default` rule matches, although they need a class."""
     plain: dict[Role, set[int]] = defaultdict(set)
     rules: dict[Role, set[int | None]] = defaultdict(set)
     everywhere: dict[Role, set[int]] = defaultdict(set)
-    for module, entry in _needing(subject):
+    for module, entry in needing(subject):
         assert module.layer is not None
         everywhere[module.role].add(module.layer)
         if entry.rule is not None and entry.class_name is None:
@@ -328,7 +236,7 @@ def _check_plain(subject: Subject) -> None:
     for role, layers in plain.items():
         if role in subject.explained_roles:
             continue
-        gap = _Gap(layers, [role], rules[role])
+        gap = Gap(layers, [role], rules[role])
         linears = role in LINEAR_ROLES
         subject.report(
             ADVICE if linears and layers == everywhere[role] else gap.severity,
@@ -352,9 +260,7 @@ def _replacement(subject: Subject, role: Role) -> str:
 
 CHECKS = (
     _check_number_ranges,
-    _check_foreign_matches,
     _check_coverage,
     _check_open_ends,
-    _check_early_defaults,
     _check_plain,
 )

@@ -79,6 +79,28 @@ class Subject:
             )
         )
 
+    def report_at(
+        self,
+        module: Module,
+        entry: ModuleAssignment,
+        severity: Severity,
+        code: str,
+        message: str,
+        *,
+        effect: str = "",
+        remedy: str = "",
+    ) -> None:
+        """Note a finding about one module; those of other modules that read alike join it."""
+        self.report(
+            severity,
+            code,
+            message,
+            layers=layers_of([module]),
+            rules=[entry.rule],
+            effect=effect,
+            remedy=remedy,
+        )
+
     def findings(self) -> list[Finding]:
         return merge(self._found)
 
