@@ -21,7 +21,7 @@ LARGEST_FACTOR = 4.0
 """Of a key, each way. What lies beyond is no correction but a mistake."""
 LARGEST_SCALE = 10.0
 """Of all keys together: a shared or throttled host."""
-NOISE = 0.08
+NOISE = 0.05
 """Relative noise of a measurement; residuals of more than twice that count less."""
 FREEDOM = 0.4
 """Standard deviation of log(factor) of a key around the start."""

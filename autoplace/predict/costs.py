@@ -80,7 +80,7 @@ class CostModel:
     def layer(self, index: int, layer: LayerPlacement, settings: RunSettings) -> Iterator[Cost]:
         """All of a layer but the way to it and, with CUDA graphs, the launches."""
         if not (self._where(layer.device) == "host" and self._host.knows_layers):
-            as_is = Choice(layer.device, "KLinearTorch")
+            as_is = Choice(layer.device, self._traffic.as_is_operator)
             yield self._linear("dense", as_is, self._traffic.as_is(index), settings)
         attention = self._traffic.size(index, "attention", layer.attention)
         yield self._linear("dense", layer.attention, attention, settings)
