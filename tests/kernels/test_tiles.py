@@ -3,6 +3,7 @@
 On a machine with AMX the real tiles run; elsewhere the same code with emulated ones.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -152,7 +153,7 @@ def test_tiles_that_cannot_be_trusted_are_not_used(
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={"AUTOPLACE_EMULATED_AMX": wish},
+        env={**os.environ, "AUTOPLACE_EMULATED_AMX": wish},
         capture_output=True,
         text=True,
         check=True,
