@@ -7,8 +7,8 @@ from autoplace.architectures.spec import ModelSpec
 from autoplace.bench.llama_cpp.tools import find_tools
 from autoplace.bench.metrics import Basis
 from autoplace.commands.model_source import describe_model, model_file
-from autoplace.commands.output import answer_console, print_json, progress_console
-from autoplace.config import ReportConfig, TuneConfig
+from autoplace.commands.output import answer_console, print_json, progress_console, table
+from autoplace.config import EngineConfig, ReportConfig, TuneConfig
 from autoplace.errors import AutoplaceError
 from autoplace.export.llama_cpp import parse_args
 from autoplace.hardware.fingerprint import fingerprint
@@ -21,13 +21,16 @@ from autoplace.rules.lint import refuse_unrunnable
 from autoplace.rules.match import assign
 from autoplace.rules.read import load_rules
 from autoplace.rules.read_back import read_back
+from autoplace.tuner.beside import COLUMNS, Tuned, measure_in_turn, sentence
+from autoplace.tuner.beside import markdown as beside_markdown
+from autoplace.tuner.beside import rows as beside_rows
 from autoplace.tuner.candidate import Problem
 from autoplace.tuner.first_placements import UserRules
 from autoplace.tuner.llama_cpp import LlamaCppStudy
 from autoplace.tuner.runner import Runner
 from autoplace.tuner.sampler import SamplerSettings
 from autoplace.tuner.search import SearchSettings
-from autoplace.tuner.session import Session, tune
+from autoplace.tuner.session import Result, Session, tune
 from autoplace.tuner.table import print_summary, summary_json
 
 INTERRUPTED = 130
@@ -37,6 +40,17 @@ MEASURED_ENGINES = ("builtin", LLAMA_CPP)
 
 def run(config: TuneConfig) -> int:
     """0 if a placement was found, 130 if interrupted; nothing feasible raises (1)."""
+    if config.beside is not None:
+        return _run_beside(config, config.beside)
+    result = _tuned(config)[1]
+    if config.output == "json":
+        print_json("tune", summary_json(result.summary, result.published))
+    else:
+        print_summary(result.summary, result.published, answer_console())
+    return INTERRUPTED if result.interrupted else 0
+
+
+def _tuned(config: TuneConfig) -> tuple[Problem, Result]:
     problem = problem_of(config, config.kv_type)
     session = Session(
         storage_path=config.storage.path,
@@ -58,11 +72,41 @@ def run(config: TuneConfig) -> int:
     result = tune(problem, session, lambda: _runner(config, problem.spec))
     if not config.measure.predicted and result.learned is not None:
         _keep(result.learned, config)
+    return problem, result
+
+
+def _run_beside(config: TuneConfig, other: str) -> int:
+    """Both studies, then the best of each in turn; written beside the first study's folder."""
+    results = []
+    for engine in (config.engine, EngineConfig(other, config.engine.dtype, "auto")):
+        problem, result = _tuned(replace(config, engine=engine))
+        if result.interrupted:
+            return INTERRUPTED
+        results.append((problem, result))
+    runner = _runner(config, results[0][0].spec)
+    try:
+        studies = measure_in_turn(
+            [Tuned(problem, result.summary) for problem, result in results],
+            runner,
+            on_measure=lambda engine: progress_console().print(f"measuring {engine} in turn"),
+        )
+    finally:
+        runner.close()
+    path = results[0][1].published.folder / f"beside-{other}.md"
+    path.write_text(beside_markdown(studies), encoding="utf-8")
     if config.output == "json":
-        print_json("tune", summary_json(result.summary, result.published))
-    else:
+        documents = [summary_json(result.summary, result.published) for _, result in results]
+        print_json("tune", {"engines": documents, "compared": sentence(*studies)})
+        return 0
+    for _, result in results:
         print_summary(result.summary, result.published, answer_console())
-    return INTERRUPTED if result.interrupted else 0
+    rows = table("measured in turn", *COLUMNS)
+    for row in beside_rows(studies):
+        rows.add_row(*row)
+    answer_console().print(rows)
+    answer_console().print(sentence(*studies), soft_wrap=True)
+    answer_console().print(str(path), soft_wrap=True)
+    return 0
 
 
 def _keep(learned: Calibration, config: TuneConfig) -> None:

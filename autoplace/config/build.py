@@ -200,6 +200,10 @@ def _tune(composed: Composed) -> TuneConfig:
         if values[key] is not None:
             _positive(key, values[key])
     measure = _measure(composed)
+    if values["beside"] is not None:
+        _one_of("beside", values["beside"], ("builtin",))
+        if values["engine"]["name"] != "llama.cpp" or measure.predicted:
+            raise AutoplaceError("beside=builtin is for a measured tune of engine=llama.cpp")
     return TuneConfig(
         machine=_measured_machine(composed, measure),
         model=_model(composed),
@@ -216,6 +220,7 @@ def _tune(composed: Composed) -> TuneConfig:
         max_kl=values["max_kl"],
         prune=values["prune"],
         audit_prunes=values["audit_prunes"],
+        beside=values["beside"],
         calibration=_path(values["calibration"]),
         kv_type=values["kv_type"],
         output=values["output"],

@@ -220,6 +220,8 @@ class TuneConfig:
     kv_type: str
     output: str
     audit_prunes: int = 0
+    beside: str | None = None
+    """Another engine that is tuned in the same run."""
     calibration: Path | None = None
 
 

@@ -168,6 +168,7 @@ class TuneSchema:
     prune: bool = MISSING
     audit_prunes: int = MISSING
     calibration: str | None = MISSING
+    beside: str | None = MISSING
     kv_type: str = MISSING
 
 

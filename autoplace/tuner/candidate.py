@@ -171,9 +171,8 @@ class Preparer:
         """Bytes over the budget per device, negative where there is room."""
         llama_cpp = self._problem.llama_cpp
         if llama_cpp is not None:
-            plan = llama_cpp.plan(llama_cpp.args(placement, settings, None))
-        else:
-            plan = self._plan(self._expander.expand(placement), settings)
+            return llama_cpp.overrun_bytes(placement, settings)
+        plan = self._plan(self._expander.expand(placement), settings)
         return plan.overrun_bytes(self._problem.machine)
 
     def fits(self, placement: Placement, settings: RunSettings) -> bool:

@@ -1,6 +1,6 @@
 """What a study of llama.cpp has in place of rule files: lines of arguments, and its baselines."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -84,6 +84,14 @@ class LlamaCppStudy:
         return plan_llama_cpp(
             self.spec, args, self.buffers, context_tokens=self.workload.context_tokens
         )
+
+    def overrun_bytes(self, placement: Placement, settings: RunSettings) -> Mapping[str, int]:
+        """Bytes over the budget per device; a whole device over where no arguments say it."""
+        try:
+            plan = self.plan(self.args(placement, settings, None))
+        except AutoplaceError:
+            return {device.name: device.memory_bytes for device in self.machine.devices}
+        return plan.overrun_bytes(self.machine)
 
     def baselines(self) -> Iterator[Baseline]:
         """Yours, the defaults, `--fit` and `--cpu-moe`; those that mean the same are one."""
