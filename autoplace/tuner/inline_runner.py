@@ -8,7 +8,7 @@ from autoplace.tuner.runner import Runner
 
 
 class InlineRunner(Runner):
-    """No Ray, no worker: `run_trial` as it is; llama.cpp's programs are children of this process."""
+    """No Ray, no worker: `run_trial` as it is; llama.cpp's programs are this process's children."""
 
     def run(self, request: TrialRequest) -> Outcome:
         if request.llama_cpp is not None:

@@ -37,7 +37,8 @@ def fitted_arguments(
     if ended.returncode != 0 or line is None:
         why = last_error(ended.log, model_path) or ended.how
         raise AutoplaceError(f"{FIT}: {why}")
-    found = parse_args(line)
+    servers_word = f"--rpc {','.join(args.rpc)} " if args.rpc else ""
+    found = parse_args(servers_word + line)
     return replace(
         args,
         n_gpu_layers=found.n_gpu_layers,
