@@ -139,7 +139,7 @@ class ExpertsCall {
 void experts(const void* x, int x_dtype, const Routing& routing, const ExpertStack& gate, const ExpertStack& up,
              const ExpertStack& down, void* out, int out_dtype) {
   const TileKernels* tiles = current_path().tiles;
-  if (tiles != nullptr && routing.num_tokens > kMaxGemvTokens && tile_experts_pay(routing)) {
+  if (tiles != nullptr && tile_experts_pay(*tiles, x_dtype, routing, gate, up, down)) {
     return tile_experts(*tiles, x, x_dtype, routing, gate, up, down, out, out_dtype);
   }
   static thread_local Activations inputs, hidden;

@@ -187,7 +187,11 @@ class TileExperts {
 
 }  // namespace
 
-bool tile_experts_pay(const Routing& routing) {
+bool tile_experts_pay(const TileKernels& tiles, int x_dtype, const Routing& routing, const ExpertStack& gate,
+                      const ExpertStack& up, const ExpertStack& down) {
+  const bool taken = tiles.takes(gate.first.format, x_dtype) && tiles.takes(up.first.format, x_dtype) &&
+                     tiles.takes(down.first.format, kApBF16);
+  if (!taken || routing.num_tokens <= kMaxGemvTokens) return false;
   int64_t in_use = 0;
   for (int64_t count : tokens_of_experts(routing)) in_use += count > 0;
   return routing.num_tokens * routing.per_token >= kMinTokensPerExpert * in_use;

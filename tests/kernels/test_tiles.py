@@ -63,20 +63,62 @@ def test_activations_of_any_size_keep_the_bound_of_tiles(
 
 
 @pytest.mark.parametrize("ggml_type", FLOATS, ids=lambda t: t.name)
-def test_bfloat16_activations_lose_nothing(tiles: native.Kernels, ggml_type: GGMLType) -> None:
+@pytest.mark.parametrize(("num_tokens", "n", "k"), [(5, 1, 33), (21, 37, 300), (70, 300, 1100)])
+def test_bfloat16_activations_lose_nothing(
+    on_path: native.Kernels, ggml_type: GGMLType, num_tokens: int, n: int, k: int
+) -> None:
     """They are one term of bf16 already; F32 weights keep 16 bits, the others all they have."""
-    narrow = np.random.default_rng(3).integers(0x3E00, 0x4080, (21, 300), np.uint16)
-    x = (narrow.astype(np.uint32) << 16).view(np.float32)
-    blocks = random_matrix(ggml_type, 37, 300)
-    weights = dequantize(blocks, ggml_type).reshape(37, 300).astype(np.float64)
-    out = np.zeros((21, 37), np.float32)
-    tiles.linear(
-        *(narrow.ctypes.data, T.BF16, 21, 300, blocks.ctypes.data, ggml_type, 37, out.ctypes.data)
+    narrow, x = random_bfloats(num_tokens, k)
+    blocks = random_matrix(ggml_type, n, k)
+    weights = dequantize(blocks, ggml_type).reshape(n, k).astype(np.float64)
+    out = np.zeros((num_tokens, n), np.float32)
+    on_path.linear(
+        *(narrow.ctypes.data, T.BF16, num_tokens, k, blocks.ctypes.data, ggml_type),
+        *(n, out.ctypes.data),
     )
-    products = x.astype(np.float64) @ np.abs(weights).T
-    lost = 2.0**-16 if ggml_type == T.F32 else 0.0
-    error = np.abs(out - x.astype(np.float64) @ weights.T)
-    assert (error <= (lost + 2 * 300 * 2.0**-24) * products).all()
+    products = x @ np.abs(weights).T
+    lost = 2.0**-16 if ggml_type == T.F32 and on_path.path == "amx" else 0.0
+    error = np.abs(out - x @ weights.T)
+    assert (error <= (lost + 2 * k * 2.0**-24) * products).all()
+
+
+def random_bfloats(rows: int, columns: int) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
+    """Positive bf16 numbers from 1/8 to 4, as bits and as float64."""
+    bits = np.random.default_rng(3).integers(0x3E00, 0x4080, (rows, columns), np.uint16)
+    return bits, (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+@pytest.mark.parametrize("num_tokens", [6, 40])
+def test_bfloat16_experts_of_bfloat16_activations_keep_float32s_precision(
+    on_path: native.Kernels, num_tokens: int
+) -> None:
+    hidden, width, num_experts = 64, 48, 2
+    narrow, x = random_bfloats(num_tokens, hidden)
+    blocks = [random_matrix(T.BF16, num_experts * width, hidden, seed) for seed in range(3)]
+    shapes = ((width, hidden), (width, hidden), (hidden, width))
+    gate, up, down = (
+        dequantize(b, T.BF16).astype(np.float64).reshape(num_experts, *shape)
+        for b, shape in zip(blocks, shapes, strict=True)
+    )
+    ids = np.tile(np.arange(num_experts), (num_tokens, 1))
+    weights = np.random.default_rng(1).random((num_tokens, num_experts), np.float32)
+    out = np.zeros((num_tokens, hidden), np.float32)
+    stacks = [native.Weights(b.ctypes.data, T.BF16) for b in blocks]
+    on_path.experts(
+        *(narrow.ctypes.data, T.BF16, num_tokens, hidden, ids.ctypes.data, weights.ctypes.data),
+        num_experts,
+        num_experts,
+        width,
+        stacks[0],
+        stacks[1],
+        stacks[2],
+        out.ctypes.data,
+    )
+    exact = np.zeros((num_tokens, hidden))
+    for e in range(num_experts):
+        g = x @ gate[e].T
+        exact += weights[:, e : e + 1] * ((g / (1 + np.exp(-g)) * (x @ up[e].T)) @ down[e].T)
+    assert np.linalg.norm(out - exact) <= 1e-5 * np.linalg.norm(exact)
 
 
 def test_tiles_of_a_token_do_not_depend_on_the_other_tokens(tiles: native.Kernels) -> None:
