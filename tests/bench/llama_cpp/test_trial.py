@@ -73,7 +73,7 @@ def test_a_killed_program_is_a_crash_that_names_the_signal(tool: str) -> None:
 
 
 def _kill_the_child() -> None:
-    """The first that has lived two seconds: llama-bench's short call for the prompt is over then."""
+    """The first that has lived two seconds: llama-bench's call for the prompt is over then."""
     deadline_s = time.monotonic() + 30
     while time.monotonic() < deadline_s:
         for child in psutil.Process().children():
