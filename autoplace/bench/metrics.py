@@ -83,6 +83,8 @@ class Metrics:
     load_s: float = 0.0
     bytes_per_token: int = 0
     """Weight and cache bytes that one decoded token reads, over all devices."""
+    role_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Of one decoded token, in steps of their own (`bench.roles`); empty where not asked for."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,8 @@ class MeasureSettings:
     """… and other processes took this share of the host's CPU time. Both must be exceeded."""
     min_resident_share: float = 0.95
     """`cold`: less of the memory-mapped host weights than this is in the page cache."""
+    by_role: bool = False
+    """Find out where a decoded token's time goes, in further, untimed steps."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from autoplace.bench.metrics import DeviceBytes, Metrics, Outcome, Quality, Stat
 from autoplace.bench.quality import cached_logits, compare, quality_tokens, reference_path
 from autoplace.bench.request import TrialRequest
 from autoplace.bench.residency import resident_share, warm
+from autoplace.bench.roles import seconds_by_role
 from autoplace.bench.threads import recorded_threads, set_threads
 from autoplace.engine.loader import load_model
 from autoplace.engine.model import HybridModel
@@ -162,6 +163,7 @@ def _measured(loadable: Loadable, start_s: float) -> Outcome:
             deadline_s=start_s + MEASURE_SHARE * settings.time_limit_s,
         )
         resident = resident_share(weights)
+        role_seconds = _role_seconds(loadable, model) if settings.by_role else {}
         quality = _quality(loadable, model) if settings.quality else None
         bytes_by_device = _declared(loadable.ledger)
     decode_bytes = loadable.decode_bytes()
@@ -184,8 +186,18 @@ def _measured(loadable: Loadable, start_s: float) -> Outcome:
         quality=quality,
         load_s=load_s,
         bytes_per_token=round(sum(decode_bytes.values())),
+        role_seconds=role_seconds,
     )
     return Outcome(Status.OK, basis, metrics=metrics, environment=environment)
+
+
+def _role_seconds(loadable: Loadable, model: HybridModel) -> dict[str, float]:
+    request = loadable.request
+    vocab, seed = loadable.spec.geometry.vocab, request.measure.seed
+    prompt, output = workload_tokens(request.workload, vocab, seed)
+    return seconds_by_role(
+        model, prompt, output, synchronise=lambda: synchronise(request.machine)
+    )
 
 
 def _quality(loadable: Loadable, model: HybridModel) -> Quality:

@@ -15,6 +15,7 @@ from autoplace.commands.bench_llama_cpp import prepare_llama_cpp
 from autoplace.commands.fit import Fit, fit_document, fit_of, verdict
 from autoplace.commands.model_source import describe_model, model_file
 from autoplace.commands.output import answer_console, print_json, progress_console, table
+from autoplace.commands.role_table import role_table
 from autoplace.config import BenchConfig
 from autoplace.errors import AutoplaceError
 from autoplace.hardware.machine import Machine
@@ -102,7 +103,6 @@ def _bench(config: BenchConfig, rule_file: RuleFile) -> Benched:
     return Benched(config, spec.name, spec.fingerprint, settings, fit, outcome, footprint)
 
 
-def _measured(config: BenchConfig, request: TrialRequest) -> Outcome:
 def _bench_llama_cpp(config: BenchConfig) -> Benched:
     ready = prepare_llama_cpp(config)
     progress_console().print(f"predicted: {verdict(ready.fit)}")
@@ -113,6 +113,7 @@ def _bench_llama_cpp(config: BenchConfig) -> Benched:
     )
 
 
+def _measured(config: BenchConfig, request: TrialRequest) -> Outcome:
     runner = _runner(config)
     try:
         progress_console().print("measuring")
@@ -187,6 +188,7 @@ def _metrics_document(metrics: Metrics) -> dict[str, Any]:
         "load_s": metrics.load_s,
         "bytes_per_token": metrics.bytes_per_token,
         "bandwidth_bytes_per_s": bandwidth_bytes_per_s(metrics),
+        "role_seconds": dict(metrics.role_seconds) or None,
         "quality": asdict(metrics.quality) if metrics.quality else None,
         "declared_bytes": {
             name: asdict(declared) for name, declared in metrics.bytes_by_device.items()
@@ -218,6 +220,8 @@ def _print(benched: Benched) -> None:
         console.print(f"no numbers: {outcome.status.value.replace('_', ' ')}: {outcome.reason}")
         return
     console.print(_speed_table(outcome.metrics, config.machine))
+    if outcome.metrics.role_seconds:
+        console.print(role_table(outcome.metrics))
     console.print(_conditions_line(outcome.environment))
 
 

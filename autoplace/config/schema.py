@@ -66,6 +66,7 @@ class MeasureSchema:
     time_limit_s: float = MISSING
     quality: bool = MISSING
     quality_tokens: int = MISSING
+    by_role: bool = MISSING
     seed: int = MISSING
 
 
@@ -167,8 +168,8 @@ class TuneSchema:
     max_kl: float | None = MISSING
     prune: bool = MISSING
     audit_prunes: int = MISSING
-    calibration: str | None = MISSING
     beside: str | None = MISSING
+    calibration: str | None = MISSING
     kv_type: str = MISSING
 
 

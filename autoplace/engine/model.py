@@ -1,6 +1,7 @@
 """HybridModel: prefill in chunks, decode one token at a time, logits of every position."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -88,6 +89,24 @@ class HybridModel:
     @property
     def uses_graphs(self) -> bool:
         return self._graphs is not None
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """Of the layers' activations."""
+        return self._places
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        return self._layers
+
+    @contextmanager
+    def without_graphs(self) -> Iterator[None]:
+        """Decode by the modules themselves within it, so that they can be watched."""
+        graphs, self._graphs = self._graphs, None
+        try:
+            yield
+        finally:
+            self._graphs = graphs
 
     def use_graphs(self, capture: Callable[[Place], Capture] | None = None) -> None:
         """Decode by CUDA graphs in pieces around the host's work; bytes: see `GraphedDecode`.

@@ -69,6 +69,7 @@ def _metrics(data: Mapping[str, Any]) -> Metrics:
         quality=Quality(**quality) if quality else None,
         load_s=data["load_s"],
         bytes_per_token=data["bytes_per_token"],
+        role_seconds=data.get("role_seconds", {}),
     )
 
 
