@@ -31,10 +31,15 @@ KERNELS_DIR = Path(__file__).parent / "kernels"
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=hidden")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
-PATH_FLAGS = {"path_avx2.cpp": _AVX2, "path_avx512.cpp": (*_AVX2, *_AVX512)}
+_AMX = ("-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+PATH_FLAGS = {
+    "path_avx2.cpp": _AVX2,
+    "path_avx512.cpp": (*_AVX2, *_AVX512),
+    "path_amx.cpp": (*_AVX2, *_AVX512, *_AMX),
+}
 """Only these files may use more than the baseline of the machine; they run where the CPU has it."""
 
-PATHS = ("scalar", "avx2", "avx512")
+PATHS = ("scalar", "avx2", "avx512", "amx")
 MARLIN_GROUP = 64
 _MARLIN_FORMATS = {4: 1004, 8: 1008}
 _TILE_ROWS = 16
@@ -140,9 +145,17 @@ def _compile(command: str, target: Path) -> None:
 
 def _compile_one(command: str, source: Path, target: Path) -> None:
     x86 = platform.machine() in ("x86_64", "AMD64")
-    flags = (*FLAGS, *_extra_flags(), *(PATH_FLAGS.get(source.name, ()) if x86 else ()))
+    own = PATH_FLAGS.get(source.name, ()) if x86 else ()
+    flags = (*FLAGS, *_extra_flags(), *(own if _knows(command, own) else ()))
     include = str(KERNELS_DIR / "include")
     _run([command, *flags, "-I", include, "-c", str(source), "-o", str(target)])
+
+
+@functools.cache
+def _knows(command: str, flags: tuple[str, ...]) -> bool:
+    """Whether the compiler has these target flags: a path that it has not is left out."""
+    probe = [command, *flags, "-E", "-x", "c++", os.devnull]
+    return not flags or subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
 
 def _run(arguments: list[str]) -> None:

@@ -1,16 +1,24 @@
 """What a family of models declares: how it reads a header, its tensors and its modules."""
 
+import math
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
-
-import numpy as np
 
 from autoplace.architectures.geometry import Geometry, Moe, Rope
 from autoplace.architectures.spec import Module
 from autoplace.errors import AutoplaceError
 
 Shape = tuple[int, ...]
+_LARGEST_FLOAT32 = 3.4028234e38
+
+
+def shortest_of_float32(value: float) -> float:
+    """The shortest decimal that is the same float32 as the value: 0.1 for float32's 0.1."""
+    exact = struct.pack("<f", value)
+    shown = (float(f"{value:.{digits}g}") for digits in range(1, 10))
+    return next(one for one in shown if struct.pack("<f", one) == exact)
 
 
 class Header(Protocol):
@@ -50,7 +58,9 @@ class Keys:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self._wrong(key, "a number", value)
-        return float(str(np.float32(value)))
+        if not math.isfinite(value) or abs(value) > _LARGEST_FLOAT32:
+            raise self._wrong(key, "a finite float32", value)
+        return shortest_of_float32(float(value))
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from autoplace.architectures.deepseek2 import DEEPSEEK2, layer_tensors
 from autoplace.architectures.family import Family, FileLayout, Keys, Shape
@@ -18,8 +19,10 @@ from autoplace.architectures.spec import ModelSpec, Module
 from autoplace.architectures.tokenizer import tokenizer_metadata
 from autoplace.errors import AutoplaceError
 from autoplace.weights.ggml import TensorInfo
-from autoplace.weights.gguf_file import GGUFFile
 from autoplace.weights.quant_mix import quant_mix, tensor_type
+
+if TYPE_CHECKING:  # presets need no file, and no numpy
+    from autoplace.weights.gguf_file import GGUFFile
 
 FAMILIES: Mapping[str, Family] = {
     family.architecture: family
@@ -40,7 +43,7 @@ def family(architecture: str) -> Family:
     return FAMILIES[architecture]
 
 
-def spec_from_gguf(gguf: GGUFFile, *, name: str | None = None) -> ModelSpec:
+def spec_from_gguf(gguf: "GGUFFile", *, name: str | None = None) -> ModelSpec:
     """The spec of a file. Raise `AutoplaceError` for what is unknown, missing or of another shape.
 
     `name` is the file's own (`general.name`) if it is not given.

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from autoplace.bench.footprint import Footprint, Pool
-from autoplace.bench.measure import WARM_UP_TOKENS, workload_tokens
+from autoplace.bench.measure import WARM_UP_TOKENS
+from autoplace.bench.measurement import workload_tokens
 from autoplace.bench.request import TrialRequest
 from autoplace.bench.residency import resident_share, warm
 from autoplace.bench.threads import set_threads

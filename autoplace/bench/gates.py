@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autoplace.bench.measure import Measurement, is_contended
+from autoplace.bench.measurement import Measurement, is_contended
 from autoplace.bench.metrics import Status
 from autoplace.bench.request import MeasureSettings
 from autoplace.bench.usage import Usage

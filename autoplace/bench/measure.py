@@ -5,23 +5,17 @@ still reduced to its best token before the next one is fed, as a real decode has
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median, quantiles
+from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from autoplace.bench.metrics import Spread
+from autoplace.bench.measurement import Measurement, settled
 from autoplace.bench.request import MeasureSettings
-from autoplace.bench.usage import Counters, Usage
-from autoplace.workload import Workload
+from autoplace.bench.usage import Counters
 
 WARM_UP_TOKENS = 4
-MIN_JUDGED_S = 0.2
-"""CPU times are counted in ticks of 10 ms: a shorter measurement cannot be judged by them."""
 
 
 class Model(Protocol):
@@ -36,65 +30,6 @@ class Model(Protocol):
 
 class NotFiniteError(Exception):
     """Logits that no speed is worth: NaN, infinite, or all the same."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Repeats of one workload, and what the machine did meanwhile."""
-
-    prefill_s: tuple[float, ...]
-    decode_s: tuple[float, ...]
-    """Seconds for all decoded tokens of a repeat."""
-    num_decoded: int
-    usage: Usage
-    """From the first timed repeat to the last."""
-    cut_short: bool
-    """The time limit came before the repeats had settled."""
-
-    @property
-    def decode_tok_per_s(self) -> Spread:
-        return spread([self.num_decoded / seconds for seconds in self.decode_s])
-
-    @property
-    def prefill_latency_s(self) -> Spread:
-        return spread(self.prefill_s)
-
-    @property
-    def middle_spread(self) -> float:
-        """The wider one of both objectives' `middle_spread`."""
-        return max(middle_spread(self.prefill_s), middle_spread(self.decode_s))
-
-
-def is_contended(usage: Usage, settings: MeasureSettings) -> bool:
-    """Whether others kept our threads off the CPUs. Waiting alone may be our own doing."""
-    return (
-        usage.wall_s >= MIN_JUDGED_S
-        and usage.wait_share > settings.max_wait_share
-        and usage.other_share > settings.max_other_share
-    )
-
-
-def spread(values: Sequence[float]) -> Spread:
-    return Spread(median(values), min(values), max(values), len(values))
-
-
-def middle_spread(values: Sequence[float]) -> float:
-    """Interquartile range over the median. Unlike the extremes it can shrink with more repeats."""
-    if len(values) < 2:
-        return float("inf")
-    low, _, high = quantiles(values, n=4, method="inclusive")
-    return (high - low) / median(values)
-
-
-def workload_tokens(workload: Workload, vocab_size: int, seed: int) -> tuple[list[int], list[int]]:
-    """The prompt and the tokens that are decoded: the output's but the last, at least one."""
-    num_decoded = max(1, workload.output_tokens - 1)
-    assert workload.prompt_tokens + num_decoded <= workload.context_tokens, workload
-    drawn = np.random.default_rng(seed).integers(
-        0, vocab_size, workload.prompt_tokens + num_decoded
-    )
-    tokens = [int(token) for token in drawn]
-    return tokens[: workload.prompt_tokens], tokens[workload.prompt_tokens :]
 
 
 def measure(
@@ -117,7 +52,7 @@ def measure(
     decode_s: list[float] = []
     cut_short = False
     before = Counters.now()
-    while not _settled(prefill_s, decode_s, settings, before):
+    while not settled(prefill_s, decode_s, settings, lambda: before.until(Counters.now())):
         expected_s = prefill_s[-1] + decode_s[-1] if prefill_s else 0.0
         if prefill_s and time.monotonic() + expected_s > deadline_s:
             cut_short = True
@@ -127,22 +62,6 @@ def measure(
         decode_s.append(decoded_s)
     usage = before.until(Counters.now())
     return Measurement(tuple(prefill_s), tuple(decode_s), len(output), usage, cut_short)
-
-
-def _settled(
-    prefill_s: Sequence[float],
-    decode_s: Sequence[float],
-    settings: MeasureSettings,
-    before: Counters,
-) -> bool:
-    if len(prefill_s) < settings.min_repeats:
-        return False
-    if len(prefill_s) >= settings.max_repeats:
-        return True
-    if is_contended(before.until(Counters.now()), settings):
-        return True
-    widest = max(middle_spread(prefill_s), middle_spread(decode_s))
-    return widest <= settings.max_relative_spread
 
 
 def _repeat(

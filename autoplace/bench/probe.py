@@ -1,8 +1,12 @@
-"""Measures what the time model needs to know of this machine's CPU side, in under a minute."""
+"""Measures what the time model needs to know of this machine, in under a minute.
+
+First operators one by one, then whole layers as the engine runs them (`probe_sample`), which
+correct what the operators say alone (`probe_fit`).
+"""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -10,7 +14,9 @@ import torch
 
 from autoplace.architectures.spec import ModelSpec
 from autoplace.bench.metrics import Spread
+from autoplace.bench.probe_fit import correct
 from autoplace.bench.probe_rates import Figure, measure_rates
+from autoplace.bench.probe_sample import Timed, time_sample
 from autoplace.bench.threads import set_threads
 from autoplace.bench.usage import Counters
 from autoplace.errors import AutoplaceError
@@ -24,11 +30,14 @@ from autoplace.predict.calibration import (
     PROBED_PREFILL_ERROR,
     Calibration,
 )
-from autoplace.predict.rates import HostRates
+from autoplace.predict.costs import ACTIVATION_PASSES
+from autoplace.predict.rates import HostRates, Surface, family_of
 from autoplace.units import MIB
 
 READ_BYTES = 256 * MIB
-PREFILL_TOKENS = 128
+PREFILL_TOKENS = (32, 128)
+ALONE_SHARE = 0.3
+"""Of the time: operators one by one; the rest is for the sample."""
 SMALL_CALLS = 60
 """Small calls of torch around the operators of one layer, counted in the builtin engine's decode
 of a DeepSeek layer."""
@@ -68,7 +77,7 @@ def probe(
 
     for num_threads in threads:
         note(read_bandwidth(kernels, num_threads))
-    note(small_calls(spec, threads[-1]))
+        note(small_calls(spec, num_threads))
     note(hand_over(kernels, threads[-1]))
     families = ("blocks", "dense", *(("marlin4", "marlin8") if machine.emulated else ()))
     for figure in measure_rates(
@@ -78,31 +87,58 @@ def probe(
         threads,
         set_threads=set_threads,
         prefill_tokens=PREFILL_TOKENS,
-        deadline_s=begin + time_limit_s,
+        deadline_s=begin + ALONE_SHARE * time_limit_s,
         point_limit_s=point_limit_s,
     ):
         note(figure)
-    calibration = calibration_of(figures, fingerprint(machine), engine)
+    alone = calibration_of(figures, spec, fingerprint(machine), engine)
+    passes: list[Timed] = []
+    for one in time_sample(spec, machine, families, threads, deadline_s=begin + time_limit_s):
+        passes.append(one)
+        note(_pass_figure(one))
+    calibration = correct(alone, machine, passes)
     other_share = before.until(Counters.now()).other_share
     return Probe(tuple(figures), calibration, time.monotonic() - begin, other_share)
 
 
-def calibration_of(figures: Sequence[Figure], machine: str, engine: str) -> Calibration:
-    """The starting point that the figures make for this machine."""
-    rates = HostRates(
-        bandwidth_bytes_per_s=_curve(figures, "read"),
-        decode_bytes_per_s=_curves(figures, "decode"),
-        prefill_flops=_curves(figures, "prefill"),
-    )
-    (small,) = (figure for figure in figures if figure.what == "small call")
-    (hand,) = (figure for figure in figures if figure.what == "hand-over")
-    return replace(
-        Calibration(machine=machine, engine=engine, source="probe", rates=rates),
-        layer_s=SMALL_CALLS * small.rate.median,
-        handover_s=hand.rate.median,
+def calibration_of(
+    figures: Sequence[Figure], spec: ModelSpec, machine: str, engine: str
+) -> Calibration:
+    """The starting point that figures of single operators make for this machine."""
+    bandwidth = _curve(figures, "read")
+    return Calibration(
+        machine=machine,
+        engine=engine,
+        source="probe",
+        rates=HostRates(
+            bandwidth_bytes_per_s=bandwidth,
+            decode_bytes_per_s=_curves(figures, "decode"),
+            prefill_flops=_surfaces(figures),
+            layer_s={
+                threads: _around_a_layer(spec, small_s, bandwidth[threads])
+                for threads, small_s in _curve(figures, "small call").items()
+            },
+        ),
+        handover_s=next(f.rate.median for f in figures if f.what == "hand-over"),
         decode_error=PROBED_DECODE_ERROR,
         prefill_error=PROBED_PREFILL_ERROR,
     )
+
+
+def _around_a_layer(spec: ModelSpec, small_s: float, bytes_per_s: float) -> Mapping[float, float]:
+    """A guess of the seconds around a layer's operators by tokens, until the sample says better."""
+    row_s = ACTIVATION_PASSES * 4 * spec.geometry.hidden / bytes_per_s
+    once = SMALL_CALLS * small_s
+    return {float(n): once + (n * row_s if n > 1 else 0.0) for n in (1, *PREFILL_TOKENS)}
+
+
+def _pass_figure(one: Timed) -> Figure:
+    """One pass of the sample, named by what is in it."""
+    first = one.placement.layers[-1]
+    parts = [first.attention, *([first.experts] if first.experts else [])]
+    families = " + ".join(family_of(part.operator, part.num_bits) for part in parts)
+    what = f"token at {one.position}" if one.tokens == 1 else f"{one.tokens} tokens"
+    return Figure(f"sample {families}, {what}", one.num_threads, one.seconds, "s")
 
 
 def read_bandwidth(kernels: Kernels, num_threads: int) -> Figure:
@@ -158,6 +194,15 @@ def _spread(values: Sequence[float]) -> Spread:
 
 def _curve(figures: Sequence[Figure], what: str) -> dict[int, float]:
     return {f.num_threads: f.rate.median for f in figures if f.what == what}
+
+
+def _surfaces(figures: Sequence[Figure]) -> Mapping[str, Surface]:
+    found: dict[str, dict[int, dict[float, float]]] = {}
+    for figure in figures:
+        if figure.what.endswith(" prefill"):
+            curves = found.setdefault(figure.what.removesuffix(" prefill"), {})
+            curves.setdefault(figure.num_threads, {})[figure.rows] = figure.rate.median
+    return found
 
 
 def _curves(figures: Sequence[Figure], phase: str) -> dict[str, dict[int, float]]:

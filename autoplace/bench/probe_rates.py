@@ -39,6 +39,8 @@ class Figure:
     num_threads: int
     rate: Spread
     unit: str
+    rows: float = 1.0
+    """That meet each matrix: tokens, or tokens an expert."""
 
 
 @dataclass
@@ -103,6 +105,7 @@ class Linears:
         self.family = family
         self.n_bytes = sum(stack.matrix_bytes for stack in self.stacks)
         self.num_weights = sum(info.n_elements for info in infos)
+        self.rows_a_token = 1.0
 
     def run(self, kernels: Kernels, tokens: int, copy: int) -> None:
         """All linears of the layer on so many tokens."""
@@ -143,6 +146,7 @@ class Experts:
         self.stacks = [Stack(info, family, self.num_experts, copies) for info in matrices]
         self.n_bytes = sum(stack.matrix_bytes for stack in self.stacks) * self.top_k
         self.num_weights = sum(info.n_elements for info in matrices) * self.top_k
+        self.rows_a_token = self.top_k / self.num_experts
         self._rng = np.random.default_rng(1)
 
     def run(self, kernels: Kernels, tokens: int, copy: int) -> None:
@@ -178,7 +182,7 @@ def measure_rates(
     threads: Sequence[int],
     *,
     set_threads: Callable[[int], None],
-    prefill_tokens: int,
+    prefill_tokens: Sequence[int],
     deadline_s: float,
     point_limit_s: float = 1.0,
 ) -> Iterator[Figure]:
@@ -189,13 +193,14 @@ def measure_rates(
     layer = spec.moe_layers[0] if spec.moe_layers else spec.geometry.num_layers - 1
     kinds: list[tuple[str, type[Linears] | type[Experts]]] = [("linear", Linears)]
     kinds += [("experts", Experts)] if spec.moe_layers else []
-    num_points = 2 * len(kinds) * len(families) * len(threads)
+    lengths = (1, *prefill_tokens)
+    num_points = len(lengths) * len(kinds) * len(families) * len(threads)
     for kind, make in kinds:
         for family in families:
             subject = make(spec, layer, family)
             for num_threads in threads:
                 set_threads(num_threads)
-                for tokens in (1, prefill_tokens):
+                for tokens in lengths:
                     left_s = deadline_s - time.monotonic()
                     if left_s <= 0:
                         return
@@ -204,24 +209,30 @@ def measure_rates(
                         limit_s=min(point_limit_s, left_s / num_points),
                     )
                     num_points = max(1, num_points - 1)
-                    yield _figure(kind, family, num_threads, tokens, subject, seconds)
+                    yield from _figures(kind, family, num_threads, tokens, subject, seconds)
 
 
-def _figure(
+def _figures(
     kind: str,
     family: str,
     num_threads: int,
     tokens: int,
     subject: Linears | Experts,
     seconds: list[float],
-) -> Figure:
+) -> Iterator[Figure]:
+    """At one token both the bytes and the work a second, beyond it the work."""
     if tokens == 1:
-        work, what, unit = subject.n_bytes, "decode", "B/s"
-    else:
-        work, what, unit = 2 * tokens * subject.num_weights, "prefill", "flop/s"
-    rates = sorted(work / s for s in seconds)
-    spread = Spread(median(rates), rates[len(rates) // 4], rates[-1 - len(rates) // 4], len(rates))
-    return Figure(f"{kind} {family} {what}", num_threads, spread, unit)
+        rate = _quartiles([subject.n_bytes / s for s in seconds])
+        yield Figure(f"{kind} {family} decode", num_threads, rate, "B/s")
+    work = _quartiles([2 * tokens * subject.num_weights / s for s in seconds])
+    rows = tokens * subject.rows_a_token
+    yield Figure(f"{kind} {family} prefill", num_threads, work, "flop/s", rows)
+
+
+def _quartiles(rates: Sequence[float]) -> Spread:
+    ranked = sorted(rates)
+    quarter = len(ranked) // 4
+    return Spread(median(ranked), ranked[quarter], ranked[-1 - quarter], len(ranked))
 
 
 def _times(call: Callable[[int], None], *, limit_s: float) -> list[float]:

@@ -1,7 +1,10 @@
 """What a worker is told: pure data, so that it can cross processes and be stored."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autoplace.bench.llama_cpp.tools import Tools
+from autoplace.export.llama_cpp.args import LlamaCppArgs
 from autoplace.hardware.machine import Machine
 from autoplace.placement.settings import RunSettings
 from autoplace.workload import Workload
@@ -31,6 +34,16 @@ class MeasureSettings:
 
 
 @dataclass(frozen=True)
+class LlamaCppRun:
+    """How llama.cpp is run: with which arguments, and by which of its programs."""
+
+    args: LlamaCppArgs
+    tools: Tools
+    predicted_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Peak by device, as it was planned."""
+
+
+@dataclass(frozen=True)
 class TrialRequest:
     """One trial: a model, the body of a rule file, and what it runs under."""
 
@@ -42,4 +55,8 @@ class TrialRequest:
     workload: Workload
     settings: RunSettings
     dtype: str = "bfloat16"
+    cuda_graphs: str = "auto"
+    """One of `placement.settings.CUDA_GRAPHS`."""
     measure: MeasureSettings = field(default_factory=MeasureSettings)
+    llama_cpp: LlamaCppRun | None = None
+    """For engine `llama.cpp`, which has arguments in place of rules."""

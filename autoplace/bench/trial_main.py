@@ -49,16 +49,25 @@ def _next(calls: BinaryIO) -> tuple[str, TrialRequest]:
 def _ready(request: TrialRequest) -> None:
     """Import what trials need, before the clock of the first one runs."""
     check_worker_environment(request.machine)
-    import autoplace.bench.worker  # noqa: F401
+    if request.llama_cpp is not None:
+        import autoplace.bench.llama_cpp.trial
+    else:
+        import autoplace.bench.worker  # noqa: F401
 
 
 def _prepare(request: TrialRequest) -> Any:
+    if request.llama_cpp is not None:
+        return None
     from autoplace.bench.worker import prepare
 
     return prepare(request)
 
 
 def _run_trial(request: TrialRequest) -> Any:
+    if request.llama_cpp is not None:
+        from autoplace.bench.llama_cpp.trial import run_llama_cpp_trial
+
+        return run_llama_cpp_trial(request)
     from autoplace.bench.worker import run_trial
 
     return run_trial(request)

@@ -21,7 +21,8 @@ from autoplace.bench.devices import (
 )
 from autoplace.bench.failure import basis_of, failed
 from autoplace.bench.gates import judge
-from autoplace.bench.measure import Measurement, check_logits, measure, workload_tokens
+from autoplace.bench.measure import check_logits, measure
+from autoplace.bench.measurement import Measurement, workload_tokens
 from autoplace.bench.metrics import DeviceBytes, Metrics, Outcome, Quality, Status
 from autoplace.bench.quality import cached_logits, compare, quality_tokens, reference_path
 from autoplace.bench.request import TrialRequest

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from autoplace.architectures.spec import ModelSpec
 from autoplace.catalog.engines import engine
-from autoplace.commands.check_flags import check_flags
 from autoplace.commands.check_report import Answer, document, show
 from autoplace.commands.fit import fit_of
 from autoplace.commands.model_source import describe_model
@@ -16,7 +15,6 @@ from autoplace.placement.facts import facts
 from autoplace.placement.remedies import smallest_changes
 from autoplace.placement.situation import Situation
 from autoplace.rules.explain import explain
-from autoplace.rules.fix import CannotMendError, fix
 from autoplace.rules.lint import Examined, examine
 from autoplace.rules.read import read_rules, read_text
 from autoplace.rules.subject import homes_of
@@ -25,8 +23,7 @@ from autoplace.rules.subject import homes_of
 def run(config: CheckConfig) -> int:
     """0 if nothing keeps the files from running; 1 for errors, or where one does not fit."""
     spec = describe_model(config.model, config.workload)
-    one = check_file if engine(config.engine.name).uses_rules else check_flags
-    answers = [one(config, spec, path) for path in config.paths]
+    answers = [_answer(config, spec, path) for path in config.paths]
     if config.output == "json":
         documents = [document(config, answer) for answer in answers]
         print_json("check", documents[0] if len(documents) == 1 else {"files": documents})
@@ -34,6 +31,14 @@ def run(config: CheckConfig) -> int:
         for answer in answers:
             show(config, answer)
     return 0 if all(answer.is_good for answer in answers) else 1
+
+
+def _answer(config: CheckConfig, spec: ModelSpec, path: Path) -> Answer:
+    if engine(config.engine.name).uses_rules:
+        return check_file(config, spec, path)
+    from autoplace.commands.check_flags import check_flags
+
+    return check_flags(config, spec, path)
 
 
 def check_file(config: CheckConfig, spec: ModelSpec, path: Path) -> Answer:
@@ -78,6 +83,8 @@ def _fix(config: CheckConfig, examined: Examined, situation: Situation) -> list[
     """Write the corrected file if one is asked for; why not, where the author has to decide."""
     if config.fix is None:
         return []
+    from autoplace.rules.fix import CannotMendError, fix
+
     try:
         fix(config.fix, examined, situation)
     except CannotMendError as problem:

@@ -7,14 +7,14 @@ from autoplace.commands.check_report import Answer
 from autoplace.commands.fit import fit_of
 from autoplace.config import CheckConfig
 from autoplace.errors import AutoplaceError
-from autoplace.export.llama_cpp import (
+from autoplace.export.llama_cpp.layout import (
     Arguments,
     arguments_of,
     check_overrides,
     layer_devices,
     parse_arguments,
 )
-from autoplace.export.llama_cpp_memory import plan_llama_cpp
+from autoplace.export.llama_cpp.memory import plan_llama_cpp
 from autoplace.export.sglang_kt import flags_of
 from autoplace.rules.finding import Finding, Severity
 from autoplace.rules.lint import Examined, examine

@@ -1,6 +1,6 @@
 """From `model=` to a model: its spec, and a file with its weights where a command needs them.
 
-What only writing needs is imported by it: `plan` and `inspect` are to answer at once.
+What only files need is imported by it: `plan` and `check` of a preset are to answer at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,10 +19,8 @@ from autoplace.architectures.spec import ModelSpec
 from autoplace.commands.output import progress_console
 from autoplace.config import ModelConfig
 from autoplace.errors import AutoplaceError
-from autoplace.native import cache_dir
 from autoplace.units import GIB, format_bytes
 from autoplace.weights.ggml import TensorInfo
-from autoplace.weights.gguf_file import GGUFFile
 from autoplace.workload import Workload
 
 SYNTHESISED_UNASKED_BYTES = GIB
@@ -38,6 +36,8 @@ def describe_model(model: ModelConfig, workload: Workload | None = None) -> Mode
     Raises `AutoplaceError` if the workload is longer than the model's context.
     """
     if model.path is not None:
+        from autoplace.weights.gguf_file import GGUFFile
+
         spec = spec_from_gguf(GGUFFile.open(model.path), name=model.name)
     else:
         spec = spec_from_geometry(model.name, preset_geometry(model), quant=preset_quant(model))
@@ -51,6 +51,9 @@ def model_file(model: ModelConfig) -> Path:
 
     Raises `AutoplaceError` for a preset too big to write unasked.
     """
+    from autoplace.native import cache_dir
+    from autoplace.weights.gguf_file import GGUFFile
+
     if model.path is not None:
         GGUFFile.open(model.path)
         return model.path

@@ -28,7 +28,6 @@ from autoplace.config.domain import (
 )
 from autoplace.config.groups import choices, profile
 from autoplace.errors import AutoplaceError, did_you_mean
-from autoplace.hardware.detect import require_present
 from autoplace.hardware.machine import Machine
 from autoplace.hardware.profile import machine_from_profile
 from autoplace.placement.settings import KV_TYPES
@@ -112,7 +111,7 @@ def _probe(composed: Composed) -> ProbeConfig:
     values = composed.values
     _positive("time_limit_s", values["time_limit_s"])
     return ProbeConfig(
-        machine=require_present(_machine(composed)),
+        machine=_present(_machine(composed)),
         model=_model(composed),
         engine=_engine(composed),
         out=_path(values["out"]),
@@ -258,7 +257,14 @@ def _machine(composed: Composed) -> Machine:
 
 def _measured_machine(composed: Composed, measure: MeasureConfig) -> Machine:
     machine = _machine(composed)
-    return machine if measure.predicted else require_present(machine)
+    return machine if measure.predicted else _present(machine)
+
+
+def _present(machine: Machine) -> Machine:
+    """The machine, if it is here. Who does not measure needs no look at the GPUs."""
+    from autoplace.hardware.detect import require_present
+
+    return require_present(machine)
 
 
 def _workload(composed: Composed) -> Workload:

@@ -21,6 +21,7 @@ class HardwareSchema:
     num_cores: int | None = MISSING
     numa_nodes: int | None = MISSING
     detect: bool = MISSING
+    rpc: list[str] = MISSING
     emulated: bool = MISSING
 
 

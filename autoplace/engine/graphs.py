@@ -23,8 +23,7 @@ from autoplace.models.gqa import Step
 from autoplace.models.place import HOST, Place, move, put
 from autoplace.operators import device_handover
 from autoplace.operators.wrappers import KTransformersExperts, KTransformersLinear
-
-SMALLEST_BUCKET = 256
+from autoplace.placement.workspace import SMALLEST_BUCKET
 
 
 def refuse_graphs(root: nn.Module, places: Sequence[Place]) -> None:
@@ -77,8 +76,7 @@ class _Inputs:
 class GraphedDecode:
     """Graphs of one model, by bucket.
 
-    They take a pool of memory on each GPU, about one token's activations, which the declared
-    workspace covers, and the rotations of all positions: context · rope dim · 4 bytes.
+    What they keep on each GPU is declared when the model loads: `workspace.graph_bytes`.
     """
 
     def __init__(

@@ -9,6 +9,7 @@ from autoplace.architectures.spec import ModelSpec, Module, Role
 from autoplace.engine.caches import attach_cache
 from autoplace.engine.devices import Route, assigned_device, refuse_strays, route_of
 from autoplace.engine.model import HybridModel
+from autoplace.engine.one_token import use_kernels_for_one_token
 from autoplace.engine.plain import make_plain
 from autoplace.engine.threads import use_threads
 from autoplace.engine.tree import build_tree
@@ -25,7 +26,7 @@ from autoplace.operators.registry import make_experts, make_linear
 from autoplace.operators.wrappers import KTransformersExperts, KTransformersLinear
 from autoplace.placement.assignment import Assignment, ModuleAssignment
 from autoplace.placement.settings import RunSettings
-from autoplace.placement.workspace import workspace_bytes
+from autoplace.placement.workspace import graph_bytes, workspace_bytes
 from autoplace.weights.gguf_file import GGUFFile
 from autoplace.workload import Workload
 
@@ -148,6 +149,9 @@ def load_model(
         allocator.close()
         raise
     places = tuple(loader.place(device) for device in loader.route.layers)
+    for layer, place in enumerate(places):
+        decoder = root.get_submodule(f"model.layers.{layer}")
+        use_kernels_for_one_token(decoder, spec.geometry, place)
     return HybridModel(
         root,
         spec.geometry,
@@ -190,8 +194,12 @@ def _declare_workspace(
         context_tokens=workload.context_tokens,
     )
     devices = {assigned_device(assignment, m) for m in spec.modules if m.tensors}
+    graphs = graph_bytes(spec.geometry, context_tokens=workload.context_tokens)
     for device in sorted(devices | {HOST.name}):
-        allocator.declare(loader.place(device), n_bytes, kind="workspace", what="the workspace")
+        place = loader.place(device)
+        allocator.declare(place, n_bytes, kind="workspace", what="the workspace")
+        if place.is_gpu:
+            allocator.declare(place, graphs, kind="workspace", what="room for CUDA graphs")
 
 
 def _say_what_is_ignored(assignment: Assignment) -> None:

@@ -20,6 +20,7 @@ from autoplace.operators.base import (
     load_bias,
     weight_and_bias,
 )
+from autoplace.operators.device_fill import fill_weight, staged
 
 Sources = tuple[TensorSource, ...]
 
@@ -91,10 +92,11 @@ def _kv_b(geometry: Geometry, context: OperatorContext, sources: Sources) -> KvB
         for width in (mla.qk_nope_dim, mla.v_dim)
     )
     if len(sources) == 1:
-        _deal_rows(sources[0], keys, values, context)
+        with staged(sources[0], context.place, context.allocator):
+            _deal_rows(sources[0], keys, values, context)
     else:
-        sources[0].fill(keys.transpose(1, 2), context.place, context.allocator)
-        sources[1].fill(values, context.place, context.allocator)
+        fill_weight(sources[0], keys.transpose(1, 2), context.place, context.allocator)
+        fill_weight(sources[1], values, context.place, context.allocator)
     return KvB(keys, values)
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Device:
-    """A place for modules: the host (`cpu`) or a GPU (`cuda:0`, …)."""
+    """A place for modules: the host (`cpu`), a GPU (`cuda:0`, …) or an RPC server (`rpc:0`, …)."""
 
     name: str
     model: str
@@ -21,6 +21,8 @@ class Device:
     compute_capability: tuple[int, int] | None = None
     uuid: str | None = None
     """Of a real GPU only."""
+    endpoint: str | None = None
+    """`host:port` of the llama.cpp RPC server that the device is; None for all others."""
 
     @property
     def is_gpu(self) -> bool:

@@ -1,20 +1,25 @@
-"""A hardware profile of conf/hardware, composed or named, real or emulated, as a Machine."""
+"""A hardware profile of conf/hardware, composed or named, real or emulated, as a Machine.
+
+What looks at this machine (NVML, psutil, numpy) is imported where it is looked at: a named profile
+is to be had at once.
+"""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from autoplace.errors import AutoplaceError
-from autoplace.hardware.detect import detect_machine, host_device
-from autoplace.hardware.host import detect_host
 from autoplace.hardware.links import pcie_links
 from autoplace.hardware.machine import Device, Link, Machine
 from autoplace.hardware.parts import GpuPart, gpu_part, host_part
 from autoplace.units import GIB, format_bytes
 
 EMULATED_MODEL = "emulated"
+RPC_MODEL = "llama.cpp-rpc-server"
 EMULATED_LINK_LATENCY_S = 1e-6
+_ENDPOINT = re.compile(r"127\.0\.0\.1:(\d{1,5})")
 
 
 def machine_from_profile(profile: Mapping[str, Any]) -> Machine:
@@ -62,6 +67,8 @@ def _composed(profile: Mapping[str, Any]) -> Machine:
 
 
 def _detected(profile: Mapping[str, Any]) -> Machine:
+    from autoplace.hardware.detect import detect_machine
+
     machine = detect_machine(
         reserve_bytes=_bytes(profile, "reserve_gib"),
         host_reserve_bytes=_bytes(profile, "host_reserve_gib"),
@@ -87,6 +94,9 @@ def _detected(profile: Mapping[str, Any]) -> Machine:
 
 def _emulated(profile: Mapping[str, Any]) -> Machine:
     """GPUs as budgets in this host's memory: the host keeps what they do not take."""
+    from autoplace.hardware.detect import host_device
+    from autoplace.hardware.host import detect_host
+
     facts = detect_host()
     count = len(profile["gpus"]) or _list_length(profile["gpu_memory_gib"])
     budgets = [n for n in _gpu_memory(profile, count) if n is not None]
@@ -108,14 +118,16 @@ def _emulated(profile: Mapping[str, Any]) -> Machine:
         host,
         memory_bytes=min(host.memory_bytes, facts.memory_bytes - sum(budgets)),
     )
+    endpoints = _endpoints(profile, count)
     gpus = tuple(
         Device(
-            name=f"cuda:{i}",
-            model=EMULATED_MODEL,
+            name=f"rpc:{i}" if endpoints else f"cuda:{i}",
+            model=RPC_MODEL if endpoints else EMULATED_MODEL,
             memory_bytes=n_bytes,
             reserve_bytes=_bytes(profile, "reserve_gib"),
             bandwidth_bytes_per_s=host.bandwidth_bytes_per_s,
             flops=host.flops,
+            endpoint=endpoints[i] if endpoints else None,
         )
         for i, n_bytes in enumerate(budgets)
     )
@@ -128,6 +140,25 @@ def _emulated(profile: Mapping[str, Any]) -> Machine:
         num_cores=profile["num_cores"] or facts.num_cores,
         numa_nodes=profile["numa_nodes"] or facts.numa_nodes,
     )
+
+
+def _endpoints(profile: Mapping[str, Any], count: int) -> tuple[str, ...]:
+    """Where the devices' RPC servers listen; empty where the profile has none.
+
+    On the loopback interface only: the protocol has no authentication.
+    """
+    endpoints = tuple(str(endpoint) for endpoint in profile["rpc"])
+    for endpoint in endpoints:
+        found = _ENDPOINT.fullmatch(endpoint)
+        if found is None or not 0 < int(found[1]) < 65536:
+            raise AutoplaceError(f"hardware.rpc lists 127.0.0.1:PORT, got {endpoint!r}")
+    if len(set(endpoints)) != len(endpoints):
+        raise AutoplaceError(f"hardware.rpc names a port twice: {', '.join(endpoints)}")
+    if endpoints and len(endpoints) != count:
+        raise AutoplaceError(
+            f"hardware.rpc has {len(endpoints)} servers, but hardware.gpu_memory_gib {count} sizes"
+        )
+    return endpoints
 
 
 def _gpu_device(

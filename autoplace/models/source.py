@@ -54,7 +54,7 @@ class TensorSource:
         """Matrix, first row and float32 [rows, width] of every chunk; the buffer is used again."""
         n_bytes = load_transient_bytes(self.info.shape)
         rows = min(self.matrix_rows, load_chunk_rows(self.width))
-        data = self.gguf.data(self.info.name).reshape(-1, self.matrix_rows, self._row_bytes)
+        data = self.gguf.data(self.info.name).reshape(-1, self.matrix_rows, self.row_bytes)
         with allocator.transient(HOST, n_bytes, what=f"dequantising {self.info.name}"):
             buffer = np.empty((rows, self.width), np.float32)
             for matrix in range(len(data)):
@@ -85,7 +85,8 @@ class TensorSource:
             native.dequantize(source.ctypes.data, ggml_type, n, target.data_ptr(), dtype)
 
     @property
-    def _row_bytes(self) -> int:
+    def row_bytes(self) -> int:
+        """Of one row as the file has it."""
         return self.info.n_bytes // self.num_rows
 
 

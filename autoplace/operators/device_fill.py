@@ -4,14 +4,16 @@ A block crosses the link as 4 to 8 bits a weight instead of 16, and the host has
 Where there is no kernel for a type, or the place is host memory, the host dequantises.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor
 
 from autoplace.models.allocation import Allocator
 from autoplace.models.place import HOST, Place
 from autoplace.models.source import TensorSource
 from autoplace.operators.gpu_kernels import on_real_gpu, require_triton
-from autoplace.placement.workspace import load_transient_bytes
-from autoplace.units import MIB
+from autoplace.placement.workspace import load_stage_bytes, load_transient_bytes
 from autoplace.weights.ggml import BLOCKS, GGMLType
 
 GPU_TYPES = frozenset(
@@ -21,9 +23,14 @@ GPU_TYPES = frozenset(
     )
 )
 """What `kernels/triton/dequantize.py` takes; a test compares."""
-STAGE_BYTES = 16 * MIB
-"""Blocks that wait on the GPU at a time. They are not declared: less than the CUDA runtime's own
-allowance, and weights load before the cache and the workspace are taken."""
+
+
+@contextmanager
+def staged(source: TensorSource, place: Place, allocator: Allocator) -> Iterator[None]:
+    """Declare what a tensor arrives in on a GPU, real or emulated; nothing on the CPU."""
+    n_bytes = load_stage_bytes(source.info.shape) if place.is_gpu else 0
+    with allocator.transient(place, n_bytes, what=f"loading {source.info.name}"):
+        yield
 
 
 def fill_weight(source: TensorSource, target: Tensor, place: Place, allocator: Allocator) -> None:
@@ -31,18 +38,26 @@ def fill_weight(source: TensorSource, target: Tensor, place: Place, allocator: A
 
     Declares the host's transient bytes as `TensorSource.fill` does, whoever dequantises.
     """
-    on_gpu = on_real_gpu(place) and source.info.ggml_type in GPU_TYPES
-    if not on_gpu or not target.is_contiguous():
-        source.fill(target, place, allocator)
-        return
-    require_triton(f"loading {source.info.name} to {place.name}")
-    n_bytes = load_transient_bytes(source.info.shape)
-    with allocator.transient(HOST, n_bytes, what=f"reading {source.info.name}"):
-        fill_from_blocks(source.blocks(), source.info.ggml_type, target)
+    with staged(source, place, allocator):
+        on_gpu = on_real_gpu(place) and source.info.ggml_type in GPU_TYPES
+        if not on_gpu or not target.is_contiguous():
+            source.fill(target, place, allocator)
+            return
+        require_triton(f"loading {source.info.name} to {place.name}")
+        shape = source.info.shape
+        with allocator.transient(
+            HOST, load_transient_bytes(shape), what=f"reading {source.info.name}"
+        ):
+            fill_from_blocks(
+                source.blocks(),
+                source.info.ggml_type,
+                target,
+                stage_bytes=load_stage_bytes(shape),
+            )
 
 
 def fill_from_blocks(
-    blocks: Tensor, ggml_type: GGMLType, target: Tensor, *, stage_bytes: int = STAGE_BYTES
+    blocks: Tensor, ggml_type: GGMLType, target: Tensor, *, stage_bytes: int
 ) -> None:
     """Weights of uint8 blocks in host memory into a contiguous tensor, a stage at a time."""
     from autoplace.kernels.triton.dequantize import dequantize

@@ -107,8 +107,8 @@ def unpack_rows(start: int, end: int, block: Tensor, form: MarlinFormat) -> Tens
 def _quantize(groups: Tensor, num_bits: int) -> tuple[Tensor, Tensor]:
     """Float32 [n, groups, 64], in place, → signed codes as int8 and bfloat16 scales [n, groups]."""
     top, half = (1 << num_bits) - 1, 1 << (num_bits - 1)
-    largest = torch.maximum(groups.amax(-1), groups.amin(-1).neg_())
-    scales = (largest * (2.0 / top)).to(torch.bfloat16)
+    largest = torch.maximum(groups.amax(-1), groups.amin(-1).neg_()).abs_()  # 0, never -0
+    scales = (2.0 * largest / top).to(torch.bfloat16)  # in the order of the compiled packer
     inverse = torch.where(scales > 0, 1.0 / scales.float(), 0.0)
     codes = groups.mul_(inverse[..., None]).round_().clamp_(-half, half - 1)
     return codes.to(torch.int8), scales

@@ -1,12 +1,15 @@
-"""Loads a weight into Marlin's form: from the cache of packed weights, or by quantising it."""
+"""Loads a weight into Marlin's form. A real GPU quantises it; for an emulated one the host does,
+and keeps what it packed in a cache on disk."""
 
 import torch
 from torch import Tensor
 
 from autoplace.errors import AutoplaceError
-from autoplace.models.place import HOST, move
+from autoplace.models.place import HOST
 from autoplace.models.source import TensorSource
 from autoplace.operators.base import OperatorContext, Part, stacked_shape
+from autoplace.operators.device_fill import staged
+from autoplace.operators.device_pack import pack_there
 from autoplace.operators.gpu_kernels import on_real_gpu, require_triton
 from autoplace.operators.marlin import MarlinFormat, MarlinWeight, pack_rows
 from autoplace.operators.packed_cache import PackedCache
@@ -56,27 +59,27 @@ def _refuse(context: OperatorContext) -> None:
 def _load(
     context: OperatorContext, source: TensorSource, blocks: Tensor, form: MarlinFormat
 ) -> None:
-    """Fill [matrices, bytes]. The declared bytes do not depend on what is in the cache."""
-    cache = PackedCache.default()
-    key = f"{_VERSION}:{form.num_bits}:{source.identity}"
-    what = f"reading packed {source.info.name}"
-    with context.allocator.transient(HOST, load_transient_bytes(source.info.shape), what=what):
-        cached = cache.read(key, blocks.view(-1))
-    if not cached:
-        _quantize(context, source, blocks, form)
-        cache.store(key, blocks.view(-1))
+    """Fill [matrices, bytes]. The declared bytes depend on neither the cache nor who packs."""
+    with staged(source, context.place, context.allocator):
+        if on_real_gpu(context.place):
+            pack_there(source, blocks, form, context.allocator)
+            return
+        cache = PackedCache.default()
+        key = f"{_VERSION}:{form.num_bits}:{source.identity}"
+        what = f"reading packed {source.info.name}"
+        with context.allocator.transient(HOST, load_transient_bytes(source.info.shape), what=what):
+            cached = cache.read(key, blocks.view(-1))
+        if not cached:
+            _quantize(context, source, blocks, form)
+            cache.store(key, blocks.view(-1))
 
 
 def _quantize(
     context: OperatorContext, source: TensorSource, blocks: Tensor, form: MarlinFormat
 ) -> None:
-    """Pack chunk by chunk on the host, a matrix at a time, and send it to its place."""
-    on_host = context.place.runs_on_host
-    staged = None if on_host else torch.empty(form.n_bytes, dtype=torch.uint8)
+    """Pack chunk by chunk on the host, in place."""
+    assert context.place.runs_on_host, context.place
     for matrix, first_row, rows in source.chunks(context.allocator):
-        block = blocks[matrix] if staged is None else staged
         if first_row == 0:
-            block.zero_()
-        pack_rows(rows, first_row, block, form)
-        if staged is not None and first_row + len(rows) == form.out_features:
-            blocks[matrix] = move(staged, context.place)
+            blocks[matrix].zero_()
+        pack_rows(rows, first_row, blocks[matrix], form)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from autoplace.models.place import HOST, move
 from autoplace.units import GIB
 
 CACHE_VARIABLE = "AUTOPLACE_CACHE"
@@ -33,7 +32,10 @@ class PackedCache:
         return cls(root / "packed")
 
     def read(self, key: str, target: Tensor) -> bool:
-        """Fill a 1-D uint8 tensor from the file of a key; False where there is none of its size."""
+        """Fill a 1-D uint8 tensor in host memory from the file of a key.
+
+        False where there is no file of its size.
+        """
         path = self._path(key)
         try:
             if path.stat().st_size != target.nbytes:
@@ -46,7 +48,7 @@ class PackedCache:
         return True
 
     def store(self, key: str, packed: Tensor) -> None:
-        """Write a 1-D uint8 tensor under a key, atomically, and make room for it."""
+        """Write a 1-D uint8 tensor in host memory under a key, atomically, and make room for it."""
         if packed.nbytes > self.limit_bytes:
             return
         try:
@@ -61,7 +63,7 @@ class PackedCache:
         partial = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(move(packed, HOST).numpy().data)
+                file.write(packed.numpy().data)
             partial.replace(path)
         except OSError:
             partial.unlink(missing_ok=True)
@@ -82,14 +84,11 @@ class PackedCache:
 
 
 def _read_into(descriptor: int, target: Tensor) -> None:
-    """Read exactly the tensor's bytes, in pieces when it lies on a GPU."""
-    staged = target if target.device.type == "cpu" else target.cpu()
-    view = staged.numpy().data
+    """Read exactly the bytes of a tensor in host memory."""
+    view = target.numpy().data
     done = 0
     while done < len(view):
         n = os.readv(descriptor, [view[done:]])
         if n == 0:
             raise OSError("the file ended early")
         done += n
-    if staged is not target:
-        target.copy_(staged)

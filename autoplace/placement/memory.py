@@ -18,7 +18,7 @@ from autoplace.placement.ktransformers_memory import plan_ktransformers
 from autoplace.placement.module_bytes import DEFAULT_DEVICE, module_bytes
 from autoplace.placement.settings import KV_TYPES, RunSettings
 from autoplace.placement.totals import DeviceMemory
-from autoplace.placement.workspace import workspace_bytes
+from autoplace.placement.workspace import graph_bytes, workspace_bytes
 from autoplace.units import format_bytes
 from autoplace.workload import Workload
 
@@ -111,11 +111,13 @@ def _plan_builtin(
 ) -> Mapping[str, DeviceMemory]:
     """Modules load in the spec's order; the cache and the workspace follow (`workspace.py`)."""
     weights: dict[str, int] = defaultdict(int, {HOST: 0})
-    host_peak = 0
+    peaks: dict[str, int] = defaultdict(int)
     sizes = module_bytes(spec, dtype_bytes=dtype_bytes, scale_bytes=2)
     for device, size in sizes.of_assignment(assignment):
         transient = size.host_transient_there if device == HOST else size.host_transient
-        host_peak = max(host_peak, weights[HOST] + transient)
+        peaks[HOST] = max(peaks[HOST], weights[HOST] + transient)
+        if device != HOST:
+            peaks[device] = max(peaks[device], weights[device] + size.gpu_peak)
         weights[device] += size.weights
     cache = _cache_by_device(spec, assignment, workload, settings)
     workspace = workspace_bytes(
@@ -123,12 +125,13 @@ def _plan_builtin(
         prefill_chunk=settings.prefill_chunk,
         context_tokens=workload.context_tokens,
     )
+    graphs = graph_bytes(spec.geometry, context_tokens=workload.context_tokens)
     return {
         device: DeviceMemory(
             weights=weights.get(device, 0),
             kv_cache=cache.get(device, 0),
-            workspace=workspace if device in weights else 0,
-            load_peak=max(weights.get(device, 0), host_peak if device == HOST else 0),
+            workspace=workspace + (0 if device == HOST else graphs) if device in weights else 0,
+            load_peak=max(weights.get(device, 0), peaks.get(device, 0)),
         )
         for device in sorted({*weights, *cache})
     }

@@ -7,7 +7,7 @@ from functools import cached_property
 from autoplace.architectures.spec import ModelSpec, Module, Role
 from autoplace.catalog.operators import OPERATORS, Operator
 from autoplace.placement.assignment import Assignment, ModuleAssignment
-from autoplace.placement.workspace import load_transient_bytes
+from autoplace.placement.workspace import load_stage_bytes, load_transient_bytes
 from autoplace.weights.ggml import TensorInfo
 
 DEFAULT_DEVICE = "cuda:0"
@@ -25,6 +25,8 @@ class ModuleBytes:
     """The most host bytes taken beside the weights while it loads to another device (builtin)."""
     host_transient_there: int
     """The same when its weights are on the host too: those of its tensors so far are included."""
+    gpu_peak: int
+    """On a GPU that it loads to: the most of its tensors so far and what one arrives in."""
 
 
 @dataclass
@@ -62,13 +64,14 @@ class SpecBytes:
 
     def _size(self, module: Module, operator: Operator | None, num_bits: int) -> ModuleBytes:
         """Tensors that become one are allocated together; then each is dequantised."""
-        weights = transient = there = 0
+        weights = transient = there = gpu_peak = 0
         for infos in _allocated_together(module, self.spec.tensor_infos(module)):
             weights += sum(self._tensor_bytes(info, operator, num_bits) for info in infos)
             dequantised = max(_dequantised_bytes(info, operator) for info in infos)
             transient = max(transient, dequantised)
             there = max(there, weights + dequantised)
-        return ModuleBytes(weights, transient, there)
+            gpu_peak = max(gpu_peak, weights + max(_staged_bytes(info, operator) for info in infos))
+        return ModuleBytes(weights, transient, there, gpu_peak)
 
     def _tensor_bytes(self, info: TensorInfo, operator: Operator | None, num_bits: int) -> int:
         if operator is None:
@@ -93,9 +96,15 @@ def _allocated_together(
 
 
 def _dequantised_bytes(info: TensorInfo, operator: Operator | None) -> int:
-    if operator is not None and operator.keeps_blocks and not info.name.endswith(".bias"):
-        return 0
-    return load_transient_bytes(info.shape)
+    return 0 if _stays_mapped(info, operator) else load_transient_bytes(info.shape)
+
+
+def _staged_bytes(info: TensorInfo, operator: Operator | None) -> int:
+    return 0 if _stays_mapped(info, operator) else load_stage_bytes(info.shape)
+
+
+def _stays_mapped(info: TensorInfo, operator: Operator | None) -> bool:
+    return operator is not None and operator.keeps_blocks and not info.name.endswith(".bias")
 
 
 _CACHE: dict[tuple[str, int, int], SpecBytes] = {}

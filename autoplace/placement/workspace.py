@@ -5,13 +5,17 @@ The engine declares exactly these numbers and keeps within them; `placement.memo
 - **workspace**, kind `workspace`: `workspace_bytes(geometry, ...)`, the same number on every
   device that holds at least one module with tensors (replaced or not), and on `cpu` always. It is
   a bound for the widest thing any module of the model makes, in float32, not a sum over modules.
-- **load transient**, kind `load`, always on `cpu`: `load_transient_bytes(shape)` while one tensor
-  is dequantised: a chunk of float32 rows, and as much again for what is made out of them. Tensors
-  that stay memory-mapped (KExpertsCPU, KLinearCPUInfer; their bias is loaded) have none. A
-  tensor's own bytes are allocated before its transient, so the load peak of a device is the
-  largest of: bytes of all tensors up to this one, plus this one's transient on `cpu`. Modules load
-  in the order of `spec.modules`, tensors of a module in the order of `module.tensors`; the cache
-  and the workspace follow, when no transient is alive.
+- **room for CUDA graphs**, kind `workspace`: `graph_bytes(geometry, ...)` on every GPU with such a
+  module, whether graphs are used in the end or not, and on emulated GPUs too.
+- **load transient**, kind `load`: `load_transient_bytes(shape)` on `cpu` while one tensor is
+  dequantised: a chunk of float32 rows, and as much again for what is made out of them. Where the
+  tensor is for a GPU, also `load_stage_bytes(shape)` on that GPU: the chunk as it arrives, to be
+  dequantised or packed there. Tensors that stay memory-mapped (KExpertsCPU, KLinearCPUInfer; their
+  bias is loaded) have neither. Both are declared whoever dequantises, so that an emulated GPU needs
+  what a real one does. A tensor's own bytes are allocated before its transient, so the load peak of
+  a device is the largest of: bytes of all tensors up to this one, plus this one's transient there.
+  Modules load in the order of `spec.modules`, tensors of a module in the order of `module.tensors`;
+  the cache and the workspace follow, when no transient is alive.
 """
 
 from autoplace.architectures.geometry import Geometry, Mla
@@ -23,6 +27,9 @@ LOAD_CHUNK_BYTES = 32 * MIB
 SCRATCH_BYTES = 64 * MIB
 """Keys and values that are expanded at a time (MLA), and rows a slow twin dequantises; at least
 one head."""
+
+SMALLEST_BUCKET = 256
+"""Positions of the cache that the first recorded graphs of a token read; the next read twice."""
 
 LOGIT_ROWS = 16
 """Positions that lm_head works on at a time, where every position is asked for."""
@@ -36,6 +43,11 @@ def load_transient_bytes(shape: tuple[int, ...]) -> int:
     width = shape[-1]
     rows = min(shape[-2] if len(shape) > 1 else 1, load_chunk_rows(width))
     return 2 * 4 * rows * width
+
+
+def load_stage_bytes(shape: tuple[int, ...]) -> int:
+    """GPU bytes while a tensor of this shape arrives: its chunk as float32, or fewer as blocks."""
+    return load_transient_bytes(shape) // 2
 
 
 def load_chunk_rows(width: int) -> int:
@@ -67,6 +79,23 @@ def workspace_bytes(geometry: Geometry, *, prefill_chunk: int, context_tokens: i
         + _cache_copy(geometry, context_tokens)
         + _scratch(geometry, context_tokens)
     )
+
+
+def graph_bytes(geometry: Geometry, *, context_tokens: int) -> int:
+    """Bytes on one GPU that decoding by CUDA graphs keeps beside the workspace.
+
+    What changes with a token (rotations of all positions, a mask, the input), logits of every
+    bucket, and a pool of activations of one token: twice, since a larger bucket may not fit what a
+    smaller one left. The driver's own bytes of a graph, and what torch's allocator rounds up, are
+    the device's reserve's, as those of all other tensors are.
+    """
+    inputs = context_tokens * (4 * geometry.rope.dim + 8 + 1) + 4 * geometry.hidden
+    num_buckets = 1 + max(0, (context_tokens - 1) // SMALLEST_BUCKET).bit_length()
+    logits = 2 * 4 * num_buckets * geometry.vocab
+    activations = 4 * (8 * geometry.hidden + 5 * _widest(geometry))
+    scores = 12 * geometry.num_heads * context_tokens  # as products, float32, softmax, rounded
+    cache = 2 * _cache_copy(geometry, context_tokens)  # by float32 to the dtype
+    return inputs + logits + 2 * (activations + scores + cache)
 
 
 def _widest(geometry: Geometry) -> int:

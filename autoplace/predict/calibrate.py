@@ -24,7 +24,9 @@ LARGEST_SCALE = 10.0
 NOISE = 0.05
 """Relative noise of a measurement; residuals of more than twice that count less."""
 FREEDOM = 0.4
-"""Standard deviation of log(factor) of a key around the start; of the common scale: 1."""
+"""Standard deviation of log(factor) of a key around the start."""
+SCALE_FREEDOM = 1.0
+"""The same of the factor that all keys share."""
 SUSPICIOUS = 3.0
 LEAST_FOR_ERROR = 3
 """Trials before a leave-one-out error says anything."""
@@ -102,44 +104,55 @@ def refit(model: LatencyModel, observations: Sequence[Observation]) -> Refit:
 
 
 def fit(
-    costs: Sequence[Seconds], measured_s: Sequence[float], *, freedom: float = FREEDOM
+    costs: Sequence[Seconds],
+    measured_s: Sequence[float],
+    *,
+    freedom: float | Mapping[str, float] = FREEDOM,
+    scale_freedom: float = SCALE_FREEDOM,
+    suspicious_from: float = SUSPICIOUS,
 ) -> Fitted:
-    """Factors that turn the sums of `costs` into `measured_s`, best by all that are plausible."""
+    """Factors that turn the sums of `costs` into `measured_s`, best by all that are plausible.
+
+    `freedom`: of all keys, or by key, the rest having the usual one.
+    """
     keys = sorted({key for cost in costs for key in cost})
     matrix = np.array([[cost.get(key, 0.0) for key in keys] for cost in costs])
     measured = np.array(measured_s, float)
-    suspicious = _suspicious(matrix, measured)
+    suspicious = _suspicious(matrix, measured, suspicious_from)
     kept = [i for i in range(len(measured)) if i not in suspicious]
     if not kept:
         return Fitted({}, (), suspicious)
-    factors = _factors(matrix[kept], measured[kept], freedom)
+    by_key = freedom if isinstance(freedom, Mapping) else dict.fromkeys(keys, freedom)
+    deviations = np.array([*(by_key.get(key, FREEDOM) for key in keys), scale_freedom])
+    factors = _factors(matrix[kept], measured[kept], deviations)
     errors = []
     for i in kept if len(kept) > 1 else []:
         others = [j for j in kept if j != i]
-        without = _factors(matrix[others], measured[others], freedom)
+        without = _factors(matrix[others], measured[others], deviations)
         errors.append(float(matrix[i] @ without / measured[i] - 1))
     named = {key: float(factor) for key, factor in zip(keys, factors, strict=True)}
     return Fitted(named, tuple(errors), suspicious)
 
 
-def _suspicious(matrix: Floats, measured: Floats) -> dict[int, float]:
-    """Those that differ from the others' common ratio to the model by over three times."""
+def _suspicious(matrix: Floats, measured: Floats, limit: float) -> dict[int, float]:
+    """Those that differ from the others' common ratio to the model by more than the limit."""
     ratios = measured / matrix.sum(1)
     common = float(np.exp(median(np.log(ratios)))) if len(ratios) > 1 else 1.0
     return {
         i: float(ratio / common)
         for i, ratio in enumerate(ratios)
-        if not 1 / SUSPICIOUS <= ratio / common <= SUSPICIOUS
+        if not 1 / limit <= ratio / common <= limit
     }
 
 
-def _factors(matrix: Floats, measured: Floats, freedom: float) -> Floats:
+def _factors(matrix: Floats, measured: Floats, deviations: Floats) -> Floats:
     """Gauss-Newton on log residuals, reweighted; the last unknown is the common scale."""
     num_keys = matrix.shape[1]
-    precision = np.append(np.full(num_keys, freedom**-2.0), 1.0)
+    precision = deviations**-2.0
     bounds = np.log(np.append(np.full(num_keys, LARGEST_FACTOR), LARGEST_SCALE))
     theta = np.zeros(num_keys + 1)
-    theta[-1] = np.clip(np.median(np.log(measured / matrix.sum(1))), -bounds[-1], bounds[-1])
+    start = np.median(np.log(measured / matrix.sum(1)))
+    theta[-1] = np.clip(start, *np.minimum(bounds[-1], deviations[-1]) * np.array([-1, 1]))
     for _ in range(_STEPS):
         parts = matrix * np.exp(theta[:-1] + theta[-1])
         total = parts.sum(1)

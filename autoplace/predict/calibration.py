@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from autoplace.errors import AutoplaceError
-from autoplace.predict.rates import Curve, HostRates
+from autoplace.predict.rates import Curve, HostRates, Surface
 
-FORMAT = 1
+FORMAT = 2
 UNCALIBRATED_DECODE_ERROR = 0.30
 UNCALIBRATED_PREFILL_ERROR = 0.40
 """Bands where nothing was measured: what is asked of a profile alone (prediction section 3)."""
@@ -33,8 +33,6 @@ class Calibration:
     decode: Mapping[str, float] = field(default_factory=dict)
     """Cost key → factor on its seconds in decode."""
     prefill: Mapping[str, float] = field(default_factory=dict)
-    layer_s: float | None = None
-    """Measured time around the operators of one layer that runs on the host."""
     handover_s: float | None = None
     """Measured one way between a device and experts on the host, where all devices are emulated."""
     num_trials: int = 0
@@ -67,7 +65,7 @@ def calibration_from_json(data: Mapping[str, Any]) -> Calibration:
         raise AutoplaceError(f"expected a calibration of format {FORMAT} but got {found!r}")
     try:
         rates = data["rates"]
-        layer_s, handover_s = data["layer_s"], data.get("handover_s")
+        handover_s = data["handover_s"]
         return Calibration(
             machine=str(data["machine"]),
             engine=str(data["engine"]),
@@ -75,11 +73,11 @@ def calibration_from_json(data: Mapping[str, Any]) -> Calibration:
             rates=HostRates(
                 _curve(rates["bandwidth_bytes_per_s"]),
                 {str(k): _curve(c) for k, c in rates["decode_bytes_per_s"].items()},
-                {str(k): _curve(c) for k, c in rates["prefill_flops"].items()},
+                {str(k): _surface(c) for k, c in rates["prefill_flops"].items()},
+                _surface(rates["layer_s"]),
             ),
             decode={str(key): _positive(value) for key, value in data["decode"].items()},
             prefill={str(key): _positive(value) for key, value in data["prefill"].items()},
-            layer_s=None if layer_s is None else _positive(layer_s),
             handover_s=None if handover_s is None else _positive(handover_s),
             num_trials=int(data["num_trials"]),
             decode_error=float(data["decode_error"]),
@@ -115,6 +113,15 @@ def save_calibration(calibration: Calibration, path: Path) -> None:
 
 def _curve(data: Mapping[str, Any]) -> Curve:
     return {int(threads): _positive(rate) for threads, rate in data.items()}
+
+
+def _surface(data: Mapping[str, Mapping[str, Any]]) -> Surface:
+    if not all(data.values()):
+        raise ValueError("expected figures by rows but got none")
+    return {
+        int(threads): {_positive(rows): _positive(figure) for rows, figure in curve.items()}
+        for threads, curve in data.items()
+    }
 
 
 def _positive(value: Any) -> float:

@@ -4,6 +4,7 @@ Source: prediction.md section 2. Every cost has a part, for people, and a key, f
 costs of one key share a correction factor.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -76,8 +77,9 @@ class CostModel:
 
     def layer(self, index: int, layer: LayerPlacement, settings: RunSettings) -> Iterator[Cost]:
         """All of a layer but the way to it and, with CUDA graphs, the launches."""
-        as_is = Choice(layer.device, "KLinearTorch")
-        yield self._linear("dense", as_is, self._traffic.as_is(index), settings)
+        if not (self._where(layer.device) == "host" and self._host.knows_layers):
+            as_is = Choice(layer.device, "KLinearTorch")
+            yield self._linear("dense", as_is, self._traffic.as_is(index), settings)
         attention = self._traffic.size(index, "attention", layer.attention)
         yield self._linear("dense", layer.attention, attention, settings)
         yield self._cache(layer.device, settings)
@@ -110,13 +112,11 @@ class CostModel:
     def launch(self, device: str, settings: RunSettings) -> Cost:
         """Around the operators of a layer: launches on a GPU, everything else on the host."""
         where = self._where(device)
-        once = self._calibration.layer_s or self.engine.host_layer_s
-        if where == "gpu":
-            once = self.engine.layer_launch_s
         prefill_s = sum(
-            count * (once + self._activations_s(where, device, tokens, settings))
+            count * self._around_s(where, device, tokens, settings)
             for tokens, count in self._chunks(settings).items()
         )
+        once = self._around_s(where, device, 1, settings)
         return self._cost("launches", f"launch {where}", once, prefill_s)
 
     def has_graph(self, device: str) -> bool:
@@ -134,11 +134,11 @@ class CostModel:
         family = family_of(choice.operator, choice.num_bits)
         where = self._where(choice.device)
         decode_s = size.n_bytes / self._decode_rate(choice.device, "linear", family, settings)
-        flops = self._flops(choice.device, "linear", family, settings)
-        prefill_s = sum(
-            count * max(decode_s, 2 * tokens * size.num_weights / flops)
-            for tokens, count in self._chunks(settings).items()
-        )
+        least_s = 0.0 if self._is_measured(choice.device, "linear", family) else decode_s
+        prefill_s = 0.0
+        for tokens, count in self._chunks(settings).items():
+            flops = self._flops(choice.device, "linear", family, settings, tokens)
+            prefill_s += count * max(least_s, 2 * tokens * size.num_weights / flops)
         return self._cost(part, f"{part} {where} {family}", decode_s, prefill_s)
 
     def _beside(self, index: int, layer: LayerPlacement, mlp: Cost, settings: RunSettings) -> Cost:
@@ -194,9 +194,11 @@ class CostModel:
         hit_bytes = size.n_bytes * (1 - (1 - share) ** tokens)
         work = 2 * tokens * share * size.num_weights
         family = family_of(choice.operator, choice.num_bits)
-        flops = self._flops(choice.device, "experts", family, settings)
+        flops = self._flops(choice.device, "experts", family, settings, tokens * share)
         rate = self._decode_rate(choice.device, "experts", family, settings)
-        on_the_spot = max(hit_bytes / rate, work / flops)
+        on_the_spot = work / flops
+        if not self._is_measured(choice.device, "experts", family):
+            on_the_spot = max(hit_bytes / rate, on_the_spot)
         if not self._streams(choice.device, home, tokens):
             return on_the_spot
         link = self._links.get((self._machine.host.name, home))
@@ -272,10 +274,32 @@ class CostModel:
             return self._host.decode(kind, family, settings.num_threads)
         return GPU_EFFICIENCY * _needed(self._machine.by_name[device], self._machine)
 
-    def _flops(self, device: str, kind: str, family: str, settings: RunSettings) -> float:
+    def _flops(
+        self,
+        device: str,
+        kind: str,
+        family: str,
+        settings: RunSettings,
+        rows: float = math.inf,
+    ) -> float:
         if self._where(device) == "host":
-            return self._host.prefill(kind, family, settings.num_threads)
+            return self._host.prefill(kind, family, settings.num_threads, rows)
         return COMPUTE_EFFICIENCY * self._machine.by_name[device].flops
+
+    def _is_measured(self, device: str, kind: str, family: str) -> bool:
+        """Whether a probe says how long so many rows take: reading the weights included."""
+        return self._where(device) == "host" and self._host.was_measured(kind, family)
+
+    def _around_s(self, where: str, device: str, tokens: int, settings: RunSettings) -> float:
+        """Around the operators of a layer: launches and, at prefill, what activations pass."""
+        if where == "host":
+            measured = self._host.layer_s(settings.num_threads, tokens)
+            if measured is not None:
+                return measured
+        once = self.engine.layer_launch_s if where == "gpu" else self.engine.host_layer_s
+        if tokens == 1:
+            return once
+        return once + self._activations_s(where, device, tokens, settings)
 
     def _activations_s(self, where: str, device: str, tokens: int, settings: RunSettings) -> float:
         n_bytes = ACTIVATION_PASSES * 4 * tokens * self._geometry.hidden

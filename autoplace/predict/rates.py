@@ -1,9 +1,10 @@
 """How fast the host reads and multiplies by each operator, by number of threads.
 
 Without a probe: the machine's bandwidth and flops with cautious efficiencies. With one: what was
-measured here at the model's shapes.
+measured here at the model's shapes, inside a layer as the engine runs it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,6 +25,11 @@ HALF_SATURATES = 2.0
 
 Curve = Mapping[int, float]
 """Number of threads → a rate."""
+Surface = Mapping[int, Mapping[float, float]]
+"""Number of threads → rows that meet one matrix → a figure.
+
+Rows are tokens for a linear and for what is around the operators, tokens an expert for experts.
+"""
 
 
 def family_of(operator: str, num_bits: int | None) -> str:
@@ -40,8 +46,11 @@ class HostRates:
     bandwidth_bytes_per_s: Curve = field(default_factory=dict)
     decode_bytes_per_s: Mapping[str, Curve] = field(default_factory=dict)
     """`experts blocks` → threads → stored bytes a second at batch 1."""
-    prefill_flops: Mapping[str, Curve] = field(default_factory=dict)
-    """`experts blocks` → threads → 2 · tokens · weights a second with many tokens."""
+    prefill_flops: Mapping[str, Surface] = field(default_factory=dict)
+    """`experts blocks` → threads → rows → 2 · rows · weights a second."""
+    layer_s: Surface = field(default_factory=dict)
+    """Threads → tokens → seconds around the operators of one layer that runs on the host, with all
+    that no rule replaces: norms, the router, kv_b."""
 
 
 class HostSpeed:
@@ -72,24 +81,64 @@ class HostSpeed:
             return at(measured, num_threads)
         return min(self.bandwidth(num_threads), num_threads * CORE_BYTES_PER_S[family])
 
-    def prefill(self, kind: str, family: str, num_threads: int) -> float:
-        """Floating-point operations a second with many tokens."""
+    def was_measured(self, kind: str, family: str) -> bool:
+        """Whether prefill rates by rows are known."""
+        return bool(self._rates.prefill_flops.get(f"{kind} {family}"))
+
+    def prefill(self, kind: str, family: str, num_threads: int, rows: float = math.inf) -> float:
+        """Floating-point operations a second while so many rows meet each matrix."""
         measured = self._rates.prefill_flops.get(f"{kind} {family}")
         if measured:
-            return at(measured, num_threads)
+            return at({t: at_rows(curve, rows) for t, curve in measured.items()}, num_threads)
         share = min(1.0, num_threads / self._machine.num_cores)
         return COMPUTE_EFFICIENCY * FAMILY_COMPUTE[family] * self._machine.host.flops * share
 
+    @property
+    def knows_layers(self) -> bool:
+        """Whether the time around operators was measured, with what no rule replaces in it."""
+        return bool(self._rates.layer_s)
 
-def at(curve: Curve, num_threads: int) -> float:
-    """A measured curve between and beyond its points: straight between, constant outside."""
+    def layer_s(self, num_threads: int, tokens: int) -> float | None:
+        """Seconds around the operators of a layer on so many tokens; None if never measured."""
+        measured = self._rates.layer_s
+        if not measured:
+            return None
+        curve = {t: along(points, tokens) for t, points in measured.items()}
+        return at(curve, num_threads, below=curve[min(curve)])
+
+
+def at(curve: Curve, num_threads: int, *, below: float | None = None) -> float:
+    """A measured curve between and beyond its points: straight between, constant above.
+
+    Below the first it is in proportion to the threads, or `below`.
+    """
     if num_threads in curve:
         return curve[num_threads]
     known = sorted(curve)
     if num_threads <= known[0]:
-        return curve[known[0]] * num_threads / known[0]
+        return curve[known[0]] * num_threads / known[0] if below is None else below
     for low, high in pairwise(known):
         if num_threads <= high:
             part = (num_threads - low) / (high - low)
             return curve[low] + part * (curve[high] - curve[low])
     return curve[known[-1]]
+
+
+def at_rows(curve: Mapping[float, float], rows: float) -> float:
+    """A rate by rows: a power law between the points, constant beyond them."""
+    known = sorted(curve)
+    for low, high in pairwise(known):
+        if low <= rows <= high:
+            part = math.log(rows / low) / math.log(high / low)
+            return float(curve[low] * (curve[high] / curve[low]) ** part)
+    return curve[known[0] if rows < known[0] else known[-1]]
+
+
+def along(curve: Mapping[float, float], tokens: float) -> float:
+    """Seconds by tokens: straight between the points, and on from the last two."""
+    known = sorted(curve)
+    if tokens <= known[0] or len(known) == 1:
+        return curve[known[0]]
+    low, high = next(((a, b) for a, b in pairwise(known) if tokens <= b), (known[-2], known[-1]))
+    slope = max(0.0, (curve[high] - curve[low]) / (high - low))
+    return curve[low] + slope * (tokens - low)

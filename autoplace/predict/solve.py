@@ -19,7 +19,7 @@ from autoplace.placement.options import chunk_choices, thread_choices
 from autoplace.placement.placement import Choice, LayerPlacement, Placement
 from autoplace.placement.settings import RunSettings
 from autoplace.placement.space import SearchSpace, Value
-from autoplace.placement.workspace import workspace_bytes
+from autoplace.placement.workspace import graph_bytes, workspace_bytes
 from autoplace.predict.choices import Choices, HostExperts, embedding_bytes, undominated
 from autoplace.predict.latency import LatencyModel, Prediction
 from autoplace.predict.split import Part, Split, Splitter
@@ -231,10 +231,13 @@ class Solver:
         """For weights and cache, at most: what every device that is used needs besides is off."""
         engine = ENGINES[self._space.engine]
         if engine.name == "builtin":
-            fixed = self._workspace(settings)
+            fixed, graphs = self._workspace(settings), _graph_bytes(self._space)
         else:
-            fixed = engine.memory.context_bytes
-        return {device.name: device.budget_bytes - fixed for device in self._space.machine.devices}
+            fixed, graphs = engine.memory.context_bytes, 0
+        return {
+            device.name: device.budget_bytes - fixed - (graphs if device.is_gpu else 0)
+            for device in self._space.machine.devices
+        }
 
     def _workspace(self, settings: RunSettings) -> int:
         return workspace_bytes(
@@ -277,13 +280,21 @@ def worthwhile_settings(space: SearchSpace, model: LatencyModel) -> tuple[RunSet
     )
 
 
+def _graph_bytes(space: SearchSpace) -> int:
+    return graph_bytes(space.spec.geometry, context_tokens=space.workload.context_tokens)
+
+
 def quick_overrun(model: LatencyModel, space: SearchSpace) -> Overrun:
     """Bytes over the budget from the sizes that the model knows: a hundred times as fast as a plan.
 
     For `builtin`, to within the MiB that it adds for the small things that no rule names. What is
     chosen by it is planned exactly afterwards.
     """
-    budgets = {device.name: device.budget_bytes for device in space.machine.devices}
+    graphs = _graph_bytes(space) if space.engine == "builtin" else 0
+    budgets = {
+        device.name: device.budget_bytes - (graphs if device.is_gpu else 0)
+        for device in space.machine.devices
+    }
 
     def overrun(placement: Placement, settings: RunSettings) -> Mapping[str, int]:
         cache_bytes = layer_cache_bytes(

@@ -15,7 +15,7 @@ bool cpu_has(const char* name) {
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c");
   if (std::strcmp(name, "avx2") == 0) return avx2;
-  if (std::strcmp(name, "avx512") == 0) {
+  if (std::strcmp(name, "avx512") == 0 || std::strcmp(name, "amx") == 0) {
     return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni");
@@ -27,6 +27,7 @@ bool cpu_has(const char* name) {
 const Path* find_path(const char* name) {
   if (!cpu_has(name)) return nullptr;
 #if defined(__x86_64__)
+  if (std::strcmp(name, "amx") == 0) return amx_path();
   if (std::strcmp(name, "avx512") == 0) return avx512_path();
   if (std::strcmp(name, "avx2") == 0) return avx2_path();
 #endif
@@ -34,7 +35,12 @@ const Path* find_path(const char* name) {
 }
 
 const Path* best_path() {
-  for (const char* name : {"avx512", "avx2"}) {
+#if defined(AUTOPLACE_EMULATE_AMX)
+  const auto names = {"avx512", "avx2"};
+#else
+  const auto names = {"amx", "avx512", "avx2"};
+#endif
+  for (const char* name : names) {
     if (const Path* path = find_path(name)) return path;
   }
   return scalar_path();

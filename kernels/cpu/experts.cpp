@@ -9,6 +9,7 @@
 
 #include "buffers.hpp"
 #include "thread_pool.hpp"
+#include "tiles.hpp"
 
 namespace autoplace {
 namespace {
@@ -137,6 +138,10 @@ class ExpertsCall {
 
 void experts(const void* x, int x_dtype, const Routing& routing, const ExpertStack& gate, const ExpertStack& up,
              const ExpertStack& down, void* out, int out_dtype) {
+  const TileKernels* tiles = current_path().tiles;
+  if (tiles != nullptr && routing.num_tokens > kMaxGemvTokens && tile_experts_pay(routing)) {
+    return tile_experts(*tiles, x, x_dtype, routing, gate, up, down, out, out_dtype);
+  }
   static thread_local Activations inputs, hidden;
   static thread_local Buffer sums;
   const bool quantizes = current_path().quantizes;

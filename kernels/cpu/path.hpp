@@ -33,6 +33,22 @@ struct Activation {
   const float* sum16;  // [K'/16] the same over half groups
 };
 
+// The inner loops of attention at decode, over float32 rows (simd/attention.hpp).
+struct AttentionLoops {
+  // out[h * out_stride + r] = q[h] · rows[r] for q [heads, d] and rows `stride` apart.
+  void (*scores)(const float* q, int64_t heads, int64_t d, const float* rows, int64_t num_rows, int64_t stride,
+                 float* out, int64_t out_stride);
+
+  // sums[h * sum_stride + i] += Σ over r of p[h * p_stride + r] · rows[r * stride + i], i below `width`.
+  void (*mix)(const float* p, int64_t heads, int64_t p_stride, const float* rows, int64_t num_rows, int64_t stride,
+              int64_t width, float* sums, int64_t sum_stride);
+
+  // x[i] = e^(x[i] - shift) for x that are not above the shift; their sum.
+  float (*exponentials)(float* x, int64_t count, float shift);
+};
+
+struct TileKernels;
+
 struct Path {
   const char* name;
   bool quantizes;  // false: kernels read only Activation::x
@@ -63,6 +79,11 @@ struct Path {
   void (*to_float)(const uint16_t* bf16, int64_t count, float* dst);
   void (*to_bf16)(const float* src, int64_t count, uint16_t* dst);
   uint64_t (*read)(const uint8_t* data, int64_t num_bytes);
+
+  AttentionLoops attention;
+
+  // For more than kMaxGemvTokens tokens, instead of `gemm`, where the path has matrix tiles (tiles.hpp).
+  const TileKernels* tiles = nullptr;
 };
 
 constexpr int64_t kScratchBytes = int64_t{1} << 18;
@@ -71,6 +92,7 @@ const Path* scalar_path();
 #if defined(__x86_64__)
 const Path* avx2_path();
 const Path* avx512_path();
+const Path* amx_path();  // null where it cannot be used; call it only where avx512 can
 #endif
 
 // The path in use: the best one the CPU has, unless one was forced.

@@ -6,7 +6,7 @@
 namespace autoplace {
 namespace {
 constexpr Path kPath = {"avx512",     true,         quantize, swiglu,  gemv, gemm,
-                        dequantize, marlin_group, to_float, to_bf16, read_all};
+                        dequantize, marlin_group, to_float, to_bf16, read_all, kAttentionLoops};
 }  // namespace
 
 const Path* avx512_path() { return &kPath; }

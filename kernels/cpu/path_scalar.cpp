@@ -2,7 +2,10 @@
 #include <cmath>
 
 #include "path.hpp"
+#include "plain_vector.hpp"
 #include "scalar_decode.hpp"
+
+#include "simd/attention.hpp"  // written on the vectors of plain_vector.hpp
 
 namespace autoplace {
 namespace {
@@ -122,7 +125,7 @@ uint64_t read(const uint8_t* data, int64_t num_bytes) {
 }
 
 constexpr Path kPath = {"scalar",          false,        quantize, swiglu,  gemv, gemm,
-                        dequantize_blocks, marlin_group, to_float, to_bf16, read};
+                        dequantize_blocks, marlin_group, to_float, to_bf16, read, kAttentionLoops};
 
 }  // namespace
 

@@ -49,7 +49,7 @@ def dequantize(blocks: Tensor, ggml_type: int, out: Tensor) -> Tensor:
         return out
     with on_device_of(out):
         dequantize_kernel[(-(-out.numel() // _STEP),)](
-            *(blocks, _levels(blocks.device), out, out.numel()),
+            *(blocks, levels_on(blocks.device), out, out.numel()),
             TYPE=int(ggml_type),
             BLOCK_SIZE=block_size,
             TYPE_SIZE=type_size,
@@ -61,5 +61,6 @@ def dequantize(blocks: Tensor, ggml_type: int, out: Tensor) -> Tensor:
 
 
 @functools.cache
-def _levels(device: torch.device) -> Tensor:
+def levels_on(device: torch.device) -> Tensor:
+    """The 16 values of IQ4_XS, made once a device: not while a graph is captured."""
     return torch.tensor(_LEVELS, dtype=torch.float32, device=device)

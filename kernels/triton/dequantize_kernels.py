@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: N803
+# ruff: noqa: N803, RET505
 """GGUF blocks to weights, one kernel a type: the arithmetic of ggml's dequantize_row_*, in order.
 
 Fused multiply-add must be off when these are compiled: then float32 results are bit-exact with
@@ -114,6 +114,30 @@ def _iq4_xs(block, at, known, levels):
 
 
 @triton.jit
+def block_weight(block, at, known, levels, TYPE: tl.constexpr):
+    """Weights `at` of the blocks that begin at `block`, in float32."""
+    if TYPE == 2:
+        return _q4_0(block, at, known)
+    elif TYPE == 6:
+        return _q5_0(block, at, known)
+    elif TYPE == 8:
+        return _q8_0(block, at, known)
+    elif TYPE == 10:
+        return _q2_k(block, at, known)
+    elif TYPE == 11:
+        return _q3_k(block, at, known)
+    elif TYPE == 12:
+        return _q4_k(block, at, known)
+    elif TYPE == 13:
+        return _q5_k(block, at, known)
+    elif TYPE == 14:
+        return _q6_k(block, at, known)
+    else:
+        tl.static_assert(TYPE == 23, "no such GGML type here")
+        return _iq4_xs(block, at, known, levels)
+
+
+@triton.jit
 def dequantize_kernel(
     blocks, levels, out, num_weights, TYPE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     TYPE_SIZE: tl.constexpr, STEP: tl.constexpr,
@@ -123,23 +147,5 @@ def dequantize_kernel(
     known = index < num_weights
     block = blocks + index // BLOCK_SIZE * TYPE_SIZE
     at = (index % BLOCK_SIZE).to(tl.int32)
-    if TYPE == 2:
-        value = _q4_0(block, at, known)
-    elif TYPE == 6:
-        value = _q5_0(block, at, known)
-    elif TYPE == 8:
-        value = _q8_0(block, at, known)
-    elif TYPE == 10:
-        value = _q2_k(block, at, known)
-    elif TYPE == 11:
-        value = _q3_k(block, at, known)
-    elif TYPE == 12:
-        value = _q4_k(block, at, known)
-    elif TYPE == 13:
-        value = _q5_k(block, at, known)
-    elif TYPE == 14:
-        value = _q6_k(block, at, known)
-    else:
-        tl.static_assert(TYPE == 23, "no such GGML type here")
-        value = _iq4_xs(block, at, known, levels)
+    value = block_weight(block, at, known, levels, TYPE)
     tl.store(out + index, value.to(out.dtype.element_ty), known)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autoplace.bench.gates import judge
-from autoplace.bench.measure import Measurement
+from autoplace.bench.measurement import Measurement
 from autoplace.bench.metrics import Status
 from autoplace.bench.request import MeasureSettings
 from autoplace.bench.usage import Usage

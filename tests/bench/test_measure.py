@@ -9,15 +9,12 @@ import pytest
 import torch
 
 from autoplace.bench.measure import (
-    Measurement,
     Model,
     NotFiniteError,
     check_logits,
     measure,
-    middle_spread,
-    spread,
-    workload_tokens,
 )
+from autoplace.bench.measurement import Measurement, middle_spread, spread, workload_tokens
 from autoplace.bench.worker import Loadable
 from autoplace.workload import Workload
 from tests.bench.trial_requests import MEASURE, TinyModel

@@ -15,7 +15,7 @@ from tests.tuner.problems import small_machine, small_spec
 
 
 def test_every_kind_family_and_thread_count_is_measured_and_predicted_with() -> None:
-    machine = small_machine(64, num_cores=2)
+    machine = small_machine(64, num_cores=1)
     seen: list[Figure] = []
     done = probe(small_spec(), machine, "builtin", point_limit_s=0.03, on_figure=seen.append)
     assert tuple(seen) == done.figures
@@ -24,10 +24,12 @@ def test_every_kind_family_and_thread_count_is_measured_and_predicted_with() -> 
     names = {f"{kind} {family}" for kind in ("linear", "experts") for family in FAMILIES}
     assert set(calibration.rates.decode_bytes_per_s) == names
     assert set(calibration.rates.prefill_flops) == names
-    assert all(set(curve) == {1, 2} for curve in calibration.rates.prefill_flops.values())
+    assert all(len(curve[1]) >= 3 for curve in calibration.rates.prefill_flops.values())
+    assert set(calibration.rates.layer_s[1]) == {1.0, 32.0, 128.0}
+    assert "sample marlin4 + blocks, token at 16" in {figure.what for figure in seen}
     speed = HostSpeed(machine, calibration.rates, efficiency=0.53)
     measured = calibration.rates.decode_bytes_per_s["experts blocks"]
-    assert speed.decode("experts", "blocks", 2) == measured[2]
+    assert speed.decode("experts", "blocks", 1) == measured[1]
 
 
 def test_a_host_without_emulated_gpus_has_no_packed_weights_to_measure() -> None:
@@ -44,7 +46,7 @@ def test_what_is_late_is_left_out() -> None:
         FAMILIES,
         (1,),
         set_threads=set_threads,
-        prefill_tokens=32,
+        prefill_tokens=(32,),
         deadline_s=time.monotonic() - 1,
     )
     assert list(late) == []
@@ -68,9 +70,12 @@ def test_a_calibration_is_made_of_medians() -> None:
         Figure("hand-over", 2, Spread(5e-6, 4e-6, 6e-6, 9), "s"),
         Figure("read", 2, Spread(20e9, 19e9, 21e9, 5), "B/s"),
         Figure("experts blocks decode", 2, Spread(8e9, 7e9, 9e9, 9), "B/s"),
+        Figure("experts blocks prefill", 2, Spread(8e10, 7e10, 9e10, 9), "flop/s", 12.0),
     ]
-    calibration = calibration_of(figures, "abc", "builtin")
-    assert calibration.rates.bandwidth_bytes_per_s == {2: 20e9}
-    assert calibration.rates.decode_bytes_per_s == {"experts blocks": {2: 8e9}}
+    calibration = calibration_of(figures, small_spec(), "abc", "builtin")
+    rates = calibration.rates
+    assert rates.bandwidth_bytes_per_s == {2: 20e9}
+    assert rates.decode_bytes_per_s == {"experts blocks": {2: 8e9}}
+    assert rates.prefill_flops == {"experts blocks": {2: {12.0: 8e10}}}
     assert calibration.handover_s == 5e-6
-    assert calibration.layer_s == pytest.approx(60 * 2e-6)
+    assert rates.layer_s[2][1.0] == pytest.approx(60 * 2e-6)

@@ -12,6 +12,7 @@ from autoplace.errors import AutoplaceError, DeviceOutOfMemoryError
 from autoplace.hardware.ledger import KINDS, Ledger
 from autoplace.models.place import checked_places
 from autoplace.placement.assignment import Assignment
+from autoplace.placement.memory import plan_memory
 from autoplace.placement.settings import RunSettings
 from autoplace.workload import Workload
 from tests.engine.tiny import CONTEXT, EMULATED, load_tiny, placed, some_tokens, write_tiny
@@ -50,6 +51,42 @@ def test_a_budget_one_byte_too_small_is_out_of_memory_on_that_device(
     assert caught.value.device == device
     assert caught.value.requested_bytes + caught.value.allocated_bytes == peaks[device]
     assert all(short.total(name) == 0 for name in EMULATED.by_name)
+
+
+class LoadPeaks(Ledger):
+    """Remembers the peaks of when the first of the cache is declared: weights are loaded."""
+
+    peaks: dict[str, int]
+
+    def allocate(self, device: str, n_bytes: int, *, kind: str, what: str) -> None:
+        if kind == "kv_cache" and not hasattr(self, "peaks"):
+            self.peaks = {name: self.peak(name) for name in self.devices}
+        super().allocate(device, n_bytes, kind=kind, what=what)
+
+
+@pytest.mark.parametrize("preset", ["tiny", "tiny-v3", "tiny-qwen2moe"])
+@pytest.mark.parametrize("linear", ["KLinearMarlin", "KLinearTorch"])
+def test_while_weights_load_devices_peak_where_the_plan_says(
+    preset: str, linear: str, tiny_folder: Path
+) -> None:
+    """On a GPU too: what a tensor arrives in is declared, to be dequantised or packed there."""
+    gguf, spec = write_tiny(tiny_folder, preset, "q8_0")
+    experts = "KExpertsMarlin" if linear == "KLinearMarlin" else "KExpertsTorch"
+    assignment = placed(
+        spec, linear=linear, experts=experts, experts_device="cuda:1", layer_devices=GPUS
+    )
+    ledger = LoadPeaks.of(EMULATED)
+    assert isinstance(ledger, LoadPeaks)
+    load_tiny(gguf, spec, assignment, ledger=ledger)
+    planned = plan_memory(
+        spec,
+        assignment,
+        workload=Workload("test", 64, 16, CONTEXT),
+        settings=RunSettings(1, 64, "f32"),
+        dtype_bytes=4,
+    )
+    assert ledger.peaks == {name: m.load_peak for name, m in planned.by_device.items()}
+    assert all(m.load_peak > m.weights for m in planned.by_device.values())
 
 
 def test_a_plain_module_away_from_its_layer_is_refused(tiny_folder: Path) -> None:

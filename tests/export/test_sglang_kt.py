@@ -5,7 +5,7 @@ from autoplace.export.sglang_kt import flags_of
 from autoplace.hardware.machine import Device, Machine
 from autoplace.placement.placement import Choice
 from autoplace.placement.settings import RunSettings
-from tests.export.test_llama_cpp import HOST, placed
+from tests.export.llama_cpp.test_layout import HOST, placed
 from tests.rules.specs import spec
 
 MODEL = spec("deepseek-v2")

@@ -113,6 +113,30 @@ def test_emulated_gpus_are_budgets_that_the_host_gives_up(
     assert machine.host.memory_bytes == alone.host.memory_bytes - sum(budgets_mib) * MIB
 
 
+def test_rpc_servers_are_devices_with_a_budget_and_a_place_to_listen() -> None:
+    machine = machine_from_profile(profile("rpc-64-128mib"))
+    assert machine.emulated
+    assert [(gpu.name, gpu.budget_bytes, gpu.endpoint) for gpu in machine.gpus] == [
+        ("rpc:0", 64 * MIB, "127.0.0.1:50152"),
+        ("rpc:1", 128 * MIB, "127.0.0.1:50153"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("servers", "message"),
+    [
+        (["127.0.0.1:50152"], "has 1 servers, but hardware.gpu_memory_gib 2 sizes"),
+        (["127.0.0.1:1", "127.0.0.1:1"], "names a port twice"),
+        (["0.0.0.0:1", "127.0.0.1:2"], "lists 127.0.0.1:PORT, got '0.0.0.0:1'"),
+        (["127.0.0.1:1", "127.0.0.1:99999"], "got '127.0.0.1:99999'"),
+    ],
+)
+def test_rpc_servers_that_make_no_machine_are_refused(servers: list[str], message: str) -> None:
+    with pytest.raises(AutoplaceError) as refused:
+        machine_from_profile(profile("rpc-64-128mib", rpc=servers))
+    assert message in str(refused.value)
+
+
 def test_emulated_budgets_larger_than_the_machine_together_are_refused() -> None:
     half_gib = psutil.virtual_memory().total * 0.6 / GIB
     with pytest.raises(AutoplaceError, match="but this machine has"):

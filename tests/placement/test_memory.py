@@ -17,7 +17,7 @@ from autoplace.placement.assignment import Assignment
 from autoplace.placement.memory import MemoryPlan, layer_cache_bytes, plan_memory
 from autoplace.placement.placement import Choice, LayerPlacement, Placement
 from autoplace.placement.settings import RunSettings
-from autoplace.placement.workspace import workspace_bytes
+from autoplace.placement.workspace import graph_bytes, workspace_bytes
 from autoplace.rules.compile import compile_rules
 from autoplace.rules.match import assign
 from autoplace.workload import Workload
@@ -261,13 +261,14 @@ def test_a_device_that_the_machine_lacks_has_no_budget() -> None:
     assert overrun["cpu"] < 0
 
 
-def test_every_used_device_and_the_host_get_a_workspace() -> None:
+def test_every_used_device_and_the_host_get_a_workspace_and_gpus_room_for_graphs() -> None:
     spec = model("tiny", "q8_0")
     planned = plan(spec, placement(spec, lambda _: "cuda:1", lambda _: HOST_EXPERTS), SHORT)
     expected = workspace_bytes(spec.geometry, prefill_chunk=512, context_tokens=64)
+    graphs = graph_bytes(spec.geometry, context_tokens=64)
     assert {name: memory.workspace for name, memory in planned.by_device.items()} == {
         "cpu": expected,
-        "cuda:1": expected,
+        "cuda:1": expected + graphs,
     }
 
 

@@ -18,7 +18,7 @@ from autoplace.predict.calibration import (
     save_calibration,
 )
 from autoplace.predict.calibration_store import calibration_path, find_calibration
-from autoplace.predict.rates import HostRates, at
+from autoplace.predict.rates import HostRates, along, at, at_rows
 from tests.placement.machines import machine
 
 RNG = np.random.default_rng(0)
@@ -81,7 +81,12 @@ def test_a_calibration_comes_back_from_its_file(tmp_path: Path) -> None:
         "abc",
         "builtin",
         "probe and 3 trials",
-        HostRates({1: 9e9, 2: 15e9}, {"experts blocks": {2: 8e9}}, {"linear dense": {2: 1e11}}),
+        HostRates(
+            {1: 9e9, 2: 15e9},
+            {"experts blocks": {2: 8e9}},
+            {"linear dense": {2: {1.0: 1e10, 0.75: 9e9}}},
+            {2: {1.0: 3e-4}},
+        ),
         {"experts host blocks": 1.2},
         {"experts host blocks": 0.9},
         num_trials=3,
@@ -92,7 +97,7 @@ def test_a_calibration_comes_back_from_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"format": 99}, {"decode": {"x": "nan"}}, {"rates": None}, {"layer_s": -1.0}],
+    [{"format": 99}, {"decode": {"x": "nan"}}, {"rates": None}, {"handover_s": -1.0}],
     ids=["format", "nan", "rates", "negative"],
 )
 def test_what_is_no_calibration_is_refused(change: dict[str, object]) -> None:
@@ -115,6 +120,16 @@ def test_a_measured_curve_sees_that_threads_past_the_best_slow_down(
     threads: int, rate: float
 ) -> None:
     assert at({2: 10.0, 4: 14.0, 8: 9.0}, threads) == rate
+
+
+@pytest.mark.parametrize(("rows", "rate"), [(1, 10.0), (2, 20.0), (4, 40.0), (64, 40.0), (0.5, 10)])
+def test_a_rate_by_rows_follows_a_power_law_between_its_points(rows: float, rate: float) -> None:
+    assert at_rows({1.0: 10.0, 4.0: 40.0}, rows) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(1, 1.0), (17, 2.0), (33, 3.0), (65, 5.0)])
+def test_seconds_by_tokens_go_on_as_straight_as_they_came(tokens: int, seconds: float) -> None:
+    assert along({1.0: 1.0, 33.0: 3.0}, tokens) == pytest.approx(seconds)
 
 
 def test_a_kept_calibration_is_found_and_a_damaged_one_left_aside(

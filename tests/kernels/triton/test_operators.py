@@ -1,20 +1,30 @@
 """What operators on a real GPU call, on CPU tensors by the interpreter, against the plain twins."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from autoplace.errors import AutoplaceError
+from autoplace.hardware.ledger import Ledger
 from autoplace.kernels.triton.dequantize import BLOCKS
-from autoplace.models.backend import slow_twin
+from autoplace.models.allocation import Allocator
+from autoplace.models.backend import kernels, slow_twin
+from autoplace.models.source import TensorSource
 from autoplace.operators import gpu_kernels, host_kernels
 from autoplace.operators.device_fill import GPU_TYPES, fill_from_blocks
-from autoplace.operators.marlin import MarlinFormat, MarlinWeight, pack_rows_twin
+from autoplace.operators.device_pack import pack_there
+from autoplace.operators.marlin import MarlinFormat, MarlinWeight, pack_rows, pack_rows_twin
+from autoplace.placement import workspace
+from autoplace.placement.workspace import load_transient_bytes
 from autoplace.weights.dequantize import dequantize
-from autoplace.weights.ggml import GGMLType
+from autoplace.weights.ggml import GGMLType, TensorInfo
+from autoplace.weights.gguf_file import GGUFFile
 from autoplace.weights.quantize import random_blocks
+from autoplace.weights.synthesize import write_gguf
+from tests.operators.weights import exact
 
 
 def packed(count: int, out: int, width: int) -> MarlinWeight:
@@ -77,6 +87,48 @@ def test_a_gpu_without_triton_is_an_error_that_says_how_to_get_it(
 
 def test_types_that_the_gpu_dequantises_are_those_with_a_kernel() -> None:
     assert set(BLOCKS) == set(GPU_TYPES)
+
+
+@pytest.mark.skipif(kernels() is None, reason="no compiler: no CPU packer")
+def small_sources(folder: Path, ggml_type: GGMLType) -> tuple[TensorSource, TensorSource]:
+    """A linear [40, 256] and two experts [2, 16, 256]."""
+    infos = (
+        TensorInfo("blk.0.linear.weight", (40, 256), ggml_type),
+        TensorInfo("blk.0.ffn_up_exps.weight", (2, 16, 256), ggml_type),
+    )
+    metadata = {"general.architecture": "llama", "general.alignment": 32}
+    write_gguf(folder / "small.gguf", metadata=metadata, tensors=infos, seed=3)
+    gguf = GGUFFile.open(folder / "small.gguf")
+    linear, experts = (TensorSource(gguf, info) for info in infos)
+    return linear, experts
+
+
+@pytest.mark.parametrize(
+    ("ggml_type", "num_bits"),
+    [(GGMLType.Q4_K, 4), (GGMLType.Q4_K, 8), (GGMLType.BF16, 4), (GGMLType.Q4_1, 4)],
+    ids=str,
+)
+def test_a_weight_that_is_packed_on_the_device_is_the_one_that_the_host_packs(
+    ggml_type: GGMLType,
+    num_bits: int,
+    tmp_path: Path,
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A linear in two chunks of rows, experts one after the other; Q4_1 is decoded by the host."""
+    monkeypatch.setattr(workspace, "LOAD_CHUNK_BYTES", 32 * 256 * 4)
+    for source in small_sources(tmp_path, ggml_type):
+        form = MarlinFormat(source.matrix_rows, source.width, num_bits)
+        matrices = source.num_rows // source.matrix_rows
+        got = torch.full((matrices, form.n_bytes), 0xAB, dtype=torch.uint8, device=device)
+        ledger = Ledger({})
+        pack_there(source, got, form, Allocator(ledger))
+        assert ledger.peak("cpu") == load_transient_bytes(source.info.shape)
+        expected = torch.full((matrices, form.n_bytes), 0xCD, dtype=torch.uint8)
+        assert source.info.ggml_type is ggml_type
+        for matrix, rows in enumerate(exact(source).view(matrices, -1, source.width)):
+            pack_rows(rows, 0, expected[matrix], form)
+        assert torch.equal(got.cpu(), expected)
 
 
 @pytest.mark.parametrize("stage_bytes", [1, 300, 1 << 20])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autoplace.architectures import read_preset, spec_from_geometry
 from autoplace.architectures.family import FileLayout
 from autoplace.errors import AutoplaceError
-from autoplace.export.llama_cpp import (
+from autoplace.export.llama_cpp.layout import (
     Arguments,
     arguments_of,
     check_overrides,
@@ -18,7 +18,7 @@ from autoplace.export.llama_cpp import (
     parse_arguments,
     tensor_devices,
 )
-from autoplace.export.llama_cpp_memory import cache_bytes, plan_llama_cpp
+from autoplace.export.llama_cpp.memory import cache_bytes, plan_llama_cpp
 from autoplace.placement.assignment import Assignment
 from autoplace.placement.expand import Expander
 from autoplace.placement.placement import Choice, LayerPlacement, Placement

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from autoplace.architectures.geometry import Geometry, Gqa, Mla
 from autoplace.architectures.spec import ModelSpec, Role
-from autoplace.export.llama_cpp import HOST, Arguments, layer_devices, tensor_devices
+from autoplace.export.llama_cpp.layout import HOST, Arguments, layer_devices, tensor_devices
 from autoplace.placement.memory import MemoryPlan
 from autoplace.placement.settings import KV_TYPES, RunSettings
 from autoplace.placement.totals import DeviceMemory

@@ -1,0 +1,146 @@
+"""Corrects rates of single operators by passes of the sample, where they stand in whole layers.
+
+For every number of threads and every length of a pass the sums that the model predicts are fitted
+to what was timed, with a factor for each kind of operator, for what is around them, and for the
+attention. The factors go into the rates.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from autoplace.bench.probe_sample import DECODED, NUM_REPEATS, Timed
+from autoplace.hardware.machine import Machine
+from autoplace.placement.settings import RunSettings
+from autoplace.predict.calibrate import fit
+from autoplace.predict.calibration import Calibration
+from autoplace.predict.latency import LatencyModel
+from autoplace.predict.rates import FAMILIES, Curve, HostRates, Surface, along, at_rows
+from autoplace.workload import Workload
+
+LAYER = "layer"
+LAYER_FREEDOM, OPERATOR_FREEDOM, SCALE_FREEDOM = 2.0, 0.4, 0.02
+"""Deviations of log(factor): operators were measured, what is around them was only guessed."""
+CACHE = "cache host"
+ATTENTION = "attention host"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Passes of one length under one number of threads, and the factors that explain them."""
+
+    num_threads: int
+    tokens: int
+    factors: Mapping[str, float]
+    """`linear blocks`, `experts dense`, `layer`, … → its seconds over those predicted."""
+
+
+def correct(calibration: Calibration, machine: Machine, timed: Sequence[Timed]) -> Calibration:
+    """The calibration with rates as they are inside layers; the same one without passes.
+
+    What no pass had in it keeps the rate that it had alone.
+    """
+    if not timed:
+        return calibration
+    groups: dict[tuple[int, int], list[Timed]] = defaultdict(list)
+    for one in timed:
+        groups[one.num_threads, one.tokens].append(one)
+    points = [Point(*key, _factors(calibration, machine, passes)) for key, passes in groups.items()]
+    moe = timed[0].spec.geometry.moe
+    share = moe.top_k / moe.num_experts if moe else 0.0
+    return replace(
+        calibration,
+        rates=_corrected(calibration.rates, points, share),
+        decode=_typical(CACHE, [point for point in points if point.tokens == 1]),
+        prefill=_typical(ATTENTION, [point for point in points if point.tokens > 1]),
+    )
+
+
+def _factors(
+    calibration: Calibration, machine: Machine, passes: Sequence[Timed]
+) -> Mapping[str, float]:
+    costs = []
+    for one in passes:
+        middle = one.position + (DECODED * (NUM_REPEATS + 1) // 2 if one.tokens == 1 else 0)
+        prompt = middle if one.tokens == 1 else one.tokens
+        workload = Workload("sample", prompt, 1, prompt + 1)
+        model = LatencyModel(one.spec, machine, workload, calibration=calibration)
+        by_phase = model.by_key(one.placement, RunSettings(one.num_threads, one.tokens))
+        costs.append(_merged(by_phase[0 if one.tokens == 1 else 1], decode=one.tokens == 1))
+    seconds = [one.seconds.median for one in passes]
+    keys = {key for cost in costs for key in cost}
+    return fit(
+        costs,
+        seconds,
+        freedom=dict.fromkeys(keys, OPERATOR_FREEDOM) | {LAYER: LAYER_FREEDOM},
+        scale_freedom=SCALE_FREEDOM,
+        suspicious_from=float("inf"),
+    ).factors
+
+
+def _merged(costs: Mapping[str, float], *, decode: bool) -> Mapping[str, float]:
+    """By what has a rate of its own: lm_head is a linear; at prefill it stays what it is."""
+    merged: dict[str, float] = defaultdict(float)
+    for key, seconds in costs.items():
+        what, *rest = key.split()
+        if what in ("dense", "head") and (decode or what == "dense"):
+            merged[f"linear {rest[-1]}"] += seconds
+        elif what == "experts":
+            merged[f"experts {rest[-1]}"] += seconds
+        else:
+            merged[LAYER if what == "launch" else key] += seconds
+    return merged
+
+
+def _typical(key: str, points: Sequence[Point]) -> dict[str, float]:
+    found = [point.factors[key] for point in points if key in point.factors]
+    return {key: median(found)} if found else {}
+
+
+def _corrected(rates: HostRates, points: Sequence[Point], share: float) -> HostRates:
+    decode = dict(rates.decode_bytes_per_s)
+    prefill = dict(rates.prefill_flops)
+    for kind, rows_a_token in (("linear", 1.0), ("experts", share)):
+        for name in (f"{kind} {family}" for family in FAMILIES):
+            if name in decode:
+                decode[name] = _faster(decode[name], name, points)
+            if name in prefill:
+                prefill[name] = _surface(prefill[name], name, points, rows_a_token)
+    return replace(
+        rates,
+        decode_bytes_per_s=decode,
+        prefill_flops=prefill,
+        layer_s=_layer_surface(rates.layer_s, points),
+    )
+
+
+def _faster(curve: Curve, name: str, points: Sequence[Point]) -> Curve:
+    factors = {p.num_threads: p.factors.get(name, 1.0) for p in points if p.tokens == 1}
+    return {threads: rate / factors.get(threads, 1.0) for threads, rate in curve.items()}
+
+
+def _surface(surface: Surface, name: str, points: Sequence[Point], rows_a_token: float) -> Surface:
+    """Rates at the rows that passes had; beyond them the shape of the operator alone."""
+    corrected = {}
+    for threads, curve in surface.items():
+        factors = {
+            p.tokens * rows_a_token: p.factors[name]
+            for p in points
+            if p.num_threads == threads and name in p.factors
+        }
+        found = {rows: at_rows(curve, rows) / factor for rows, factor in factors.items()}
+        if found:
+            last = max(found)
+            found |= {r: rate / factors[last] for r, rate in curve.items() if r > last}
+        corrected[threads] = found or dict(curve)
+    return corrected
+
+
+def _layer_surface(surface: Surface, points: Sequence[Point]) -> Surface:
+    corrected = {}
+    for threads, curve in surface.items():
+        factors = {p.tokens: p.factors[LAYER] for p in points if p.num_threads == threads}
+        found = {float(n): along(curve, n) * factor for n, factor in factors.items()}
+        corrected[threads] = found or dict(curve)
+    return corrected
