@@ -139,7 +139,8 @@ class ExpertsCall {
 void experts(const void* x, int x_dtype, const Routing& routing, const ExpertStack& gate, const ExpertStack& up,
              const ExpertStack& down, void* out, int out_dtype) {
   const TileKernels* tiles = current_path().tiles;
-  if (tiles != nullptr && routing.num_tokens > kMaxGemvTokens && tile_experts_pay(routing)) {
+  const bool rows = !is_interleaved(gate.first.format) && !is_interleaved(up.first.format) && !is_interleaved(down.first.format);
+  if (tiles != nullptr && rows && routing.num_tokens > kMaxGemvTokens && tile_experts_pay(routing)) {
     return tile_experts(*tiles, x, x_dtype, routing, gate, up, down, out, out_dtype);
   }
   static thread_local Activations inputs, hidden;
