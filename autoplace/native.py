@@ -209,7 +209,7 @@ class Kernels:
     """The loaded library. Every method checks types and shapes and raises `AutoplaceError`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._lib = library
+        self.library = self._lib = library
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
@@ -295,8 +295,9 @@ class Kernels:
         code = self._lib.ap_linear(
             x_ptr, x_dtype, t, k, weights.ptr, weights.format, n, out_ptr, out_dtype
         )
-        what = f"linear of x [{t}, {k}] {_name(x_dtype)} with {weights.name} [{n}, {k}] to"
-        _check(code, f"{what} {_name(out_dtype)}")
+        if code:
+            what = f"linear of x [{t}, {k}] {_name(x_dtype)} with {weights.name} [{n}, {k}] to"
+            _check(code, f"{what} {_name(out_dtype)}")
 
     def experts(
         self,
@@ -331,8 +332,9 @@ class Kernels:
             raise AutoplaceError(
                 f"expected expert ids in [0, {num_experts}) but got {rejected.value}"
             )
-        what = f"{num_experts} experts [{intermediate}, {hidden}] as {gate.name}, {up.name}"
-        _check(code, f"{what}, {down.name} for x [{num_tokens}, {hidden}] {_name(x_dtype)}")
+        if code:
+            what = f"{num_experts} experts [{intermediate}, {hidden}] as {gate.name}, {up.name}"
+            _check(code, f"{what}, {down.name} for x [{num_tokens}, {hidden}] {_name(x_dtype)}")
 
     def marlin_pack(
         self,

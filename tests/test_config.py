@@ -221,6 +221,7 @@ MISTAKES = [
     ("tune", "kv_type=f8", "kv_type is one of f32, f16, bf16, q8_0, got 'f8'"),
     ("tune", "output=xml", "output is one of text, json, got 'xml'"),
     ("tune", "engine.dtype=int8", "engine.dtype is one of bfloat16, float32, got 'int8'"),
+    ("tune", "engine.cuda_graphs=1", "engine.cuda_graphs is one of auto, on, off, got '1'"),
     ("tune", "measure.max_repeats=1", "measure.max_repeats is at least 3, got 1"),
     ("plan", "workload.prompt_tokens=0", "workload.prompt_tokens is at least 1, got 0"),
     ("plan", "workload.context_tokens=8", "workload.context_tokens is 8, but prompt and output"),
@@ -242,6 +243,18 @@ def test_a_mistake_is_one_line_that_says_what_exists(command: str, word: str, me
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not str(refused.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("auto", "auto"), ("on", "on"), ("off", "off"), ("true", "on"), ("false", "off")],
+)
+def test_graphs_may_be_switched_by_the_words_that_yaml_takes_for_booleans(
+    word: str, meant: str
+) -> None:
+    config = load_config("tune", [f"engine.cuda_graphs={word}"])
+    assert isinstance(config, TuneConfig)
+    assert config.engine.cuda_graphs == meant
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

@@ -11,9 +11,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "autoplace"
 ORDER = (
-    "errors", "units", "workload", "native", "weights", "architectures", "catalog", "hardware",
-    "placement", "rules", "export", "predict", "models", "operators", "engine", "bench", "tuner",
-    "config", "commands", "__main__",
+    "errors", "units", "workload", "native", "native_decode", "weights", "architectures",
+    "catalog", "hardware", "placement", "rules", "export", "predict", "models", "operators",
+    "engine", "bench", "tuner", "config", "commands", "__main__",
 )  # fmt: skip
 DOORS = {
     "hydra": ("config", "commands", "__main__"),

@@ -84,6 +84,7 @@ class Loadable:
             settings=request.settings,
             workload=request.workload,
             dtype=request.dtype,
+            cuda_graphs=request.cuda_graphs,
         )
         try:
             yield model
@@ -149,7 +150,7 @@ def _measured(loadable: Loadable, start_s: float) -> Outcome:
     request, settings = loadable.request, loadable.request.measure
     prompt, output = workload_tokens(request.workload, loadable.spec.geometry.vocab, settings.seed)
     with loadable.loaded() as model:
-        load_s = time.monotonic() - start_s
+        load_s, by_graphs = time.monotonic() - start_s, model.uses_graphs
         weights = loadable.mapped_weights()
         warm(weights)
         measurement = measure(
@@ -171,7 +172,7 @@ def _measured(loadable: Loadable, start_s: float) -> Outcome:
         decode_bytes=decode_bytes,
         resident=resident,
     )
-    environment = _environment(measurement, resident)
+    environment = {**_environment(measurement, resident), "cuda_graphs": int(by_graphs)}
     basis = basis_of(request.machine)
     if verdict is not None:
         return Outcome(verdict.status, basis, verdict.reason, environment=environment)

@@ -89,12 +89,27 @@ _INJECTABLE: Mapping[str, str] = {
     "models": "KDeepseekV2Model KQwen2MoeModel KLlamaModel",
 }
 
-INJECTABLE_CLASSES = frozenset(
-    f"ktransformers.operators.{python_module}.{name}"
-    for python_module, names in _INJECTABLE.items()
-    for name in names.split()
-)
-"""What a rule's `replace` may name beside `default`: the local_chat classes of 0.2.1 to 0.3."""
+_SERVER: Mapping[str, str] = {
+    "experts": "KTransformersExpertsV2 KDeepseekV3MoEV2 KQwen2MoeSparseMoeBlockV2 "
+    "KQwen3MoeSparseMoeBlockV2",
+    "balance_serve_attention": "flashinfer_attn KQwen2MoeAttention KQwen3MoeAttention",
+    "layernorm": "RMSNorm KQwen2MoeRMSNorm KQwen3MoeRMSNorm",
+    "mlp": "kDeepseekV3MLP KQwen2MoeMLP",
+}
+
+
+def _operator_paths(names_by_module: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(
+        f"ktransformers.operators.{python_module}.{name}"
+        for python_module, names in names_by_module.items()
+        for name in names.split()
+    )
+
+
+SERVER_CLASSES = _operator_paths(_SERVER)
+"""Classes that only the server (balance_serve, since 0.2.4) calls as they want to be called."""
+INJECTABLE_CLASSES = _operator_paths(_INJECTABLE) | SERVER_CLASSES
+"""What a rule's `replace` may name beside `default`: the classes of 0.2.1 to 0.3.2."""
 
 
 @cache

@@ -25,8 +25,9 @@ class MemoryProfile:
     """Peak while one linear is packed on its GPU (rules §3: 14, traced in `quantize_weights`)."""
     lm_head_first: bool = False
     """lm_head is loaded before all else, "because its big inter result" (rules §1.1)."""
-    expert_buffer_chunk: int = 0
-    """Tokens of KExpertsCPU's largest output buffer; 0 before 0.2.4: one vector (rules §3)."""
+    expert_buffer_rows: tuple[int, ...] = (1,)
+    """Tokens of each of KExpertsCPU's output buffers on a GPU (`cuda_graphs` in
+    operators/experts.py of each version, with `max_batch_size: 4` of configs/config.yaml)."""
     prefill_bytes_per_token: int = 0
     """Attention's activations for a token of the chunk at 128 heads, with the key dimensions of
     DeepSeek-V2 and V3 (rules §3: about 0.3 MB)."""
@@ -75,6 +76,10 @@ _CHAT = "python -m ktransformers.local_chat --model_path {model} --gguf_path {gg
 _CONTEXT_BYTES = GIB // 2
 """Not in any source: calibrated 0.4 to 0.7 GB (prediction section 1)."""
 
+_BATCHES = (1, 2, 3, 4, 64)
+"""Decode batches that every version since 0.2.4 has a buffer for. The last one is the chunk: 256
+of configs/config.yaml up to 0.3.1, local_chat's 8192 in 0.3.2, which has each 1,024 up to it."""
+
 ENGINES: Mapping[str, Engine] = {
     engine.name: engine
     for engine in (
@@ -113,7 +118,7 @@ ENGINES: Mapping[str, Engine] = {
                 attention_workspace_bytes=128 * MIB,
                 marlin_load_bytes_per_weight=14,
                 lm_head_first=True,
-                expert_buffer_chunk=8192,
+                expert_buffer_rows=(*_BATCHES, 256),
                 prefill_bytes_per_token=300_000,
             ),
             gpu_experts=("KExpertsMarlin", "KExpertsTorch"),
@@ -131,7 +136,7 @@ ENGINES: Mapping[str, Engine] = {
                 attention_workspace_bytes=128 * MIB,
                 marlin_load_bytes_per_weight=14,
                 lm_head_first=True,
-                expert_buffer_chunk=8192,
+                expert_buffer_rows=(*_BATCHES, 256, 512, *range(1024, 8192 + 1, 1024)),
                 prefill_bytes_per_token=300_000,
             ),
             launch=f"{_CHAT} --optimize_config_path {{rules}} --cpu_infer {{threads}}",

@@ -120,6 +120,14 @@ OPERATORS: Mapping[str, Operator] = {
             options=_MARLIN_OPTIONS,
             compute_capability=MARLIN_CAPABILITY,
         ),
+        MarlinOperator(
+            "VLinearMarlin",
+            "linear",
+            _GPU,
+            frozenset({"ktransformers-0.3", "ktransformers-0.3.2"}),
+            options=_MARLIN_OPTIONS,
+            compute_capability=MARLIN_CAPABILITY,
+        ),
         BlockOperator(
             "KLinearCPUInfer", "linear", _CPU, _ALL, options=("out_device",), keeps_blocks=True
         ),

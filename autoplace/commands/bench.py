@@ -88,6 +88,7 @@ def _bench(config: BenchConfig, rule_file: RuleFile) -> Benched:
         workload=config.workload,
         settings=settings,
         dtype=config.engine.dtype,
+        cuda_graphs=config.engine.cuda_graphs,
         measure=config.measure.settings,
     )
     outcome = _measured(config, request)
@@ -152,7 +153,7 @@ def _document(benched: Benched) -> dict[str, Any]:
         "fingerprint": benched.fingerprint,
         "workload": asdict(config.workload),
         "engine": config.engine.name,
-        "settings": asdict(benched.settings),
+        "settings": benched.settings.record(),
         "predicted": fit_document(benched.fit),
         "out_of_memory_device": outcome.out_of_memory_device,
         "out_of_memory_bytes": outcome.out_of_memory_bytes,

@@ -15,6 +15,7 @@ from autoplace.placement.facts import facts
 from autoplace.placement.remedies import smallest_changes
 from autoplace.placement.situation import Situation
 from autoplace.rules.explain import explain
+from autoplace.rules.families import is_served
 from autoplace.rules.lint import Examined, examine
 from autoplace.rules.read import read_rules, read_text
 from autoplace.rules.subject import homes_of
@@ -106,4 +107,5 @@ def situation_of(config: CheckConfig, spec: ModelSpec, examined: Examined) -> Si
         config.settings.resolve(config.machine, header),
         dtype_bytes=config.engine.dtype_bytes,
         numa_copies=copies,
+        experts_on_host_only=is_served(spec, engine=config.engine.name),
     )

@@ -1,5 +1,6 @@
 """`check` for engines that flags drive: a file's placement, or a line of arguments, as flags."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from autoplace.architectures.spec import ModelSpec
@@ -7,21 +8,24 @@ from autoplace.commands.check_report import Answer
 from autoplace.commands.fit import fit_of
 from autoplace.config import CheckConfig
 from autoplace.errors import AutoplaceError
-from autoplace.export.llama_cpp.layout import (
-    Arguments,
+from autoplace.export.llama_cpp import (
+    LlamaCppArgs,
     arguments_of,
+    buffers_of,
     check_overrides,
     layer_devices,
-    parse_arguments,
+    parse_args,
 )
+from autoplace.export.llama_cpp.layout import gpus_of
 from autoplace.export.llama_cpp.memory import plan_llama_cpp
+from autoplace.export.llama_cpp.placed import with_settings
 from autoplace.export.sglang_kt import flags_of
 from autoplace.rules.finding import Finding, Severity
 from autoplace.rules.lint import Examined, examine
 from autoplace.rules.read import read_rules, read_text
 from autoplace.rules.subject import homes_of
 
-_LINE_STARTS = ("-", "llama-", "./llama-")
+_LINE_STARTS = ("-", "llama-", "./llama-", "LLAMA_ARG_")
 
 
 def check_flags(config: CheckConfig, spec: ModelSpec, path: Path) -> Answer:
@@ -29,14 +33,18 @@ def check_flags(config: CheckConfig, spec: ModelSpec, path: Path) -> Answer:
     text = read_text(path)
     if config.engine.name == "sglang-kt":
         return _sglang(config, spec, _examined(text, spec, path), path)
-    num_layers = spec.geometry.num_layers
     if _is_line(text):
-        arguments = parse_arguments(text.replace("\\\n", " "), num_layers=num_layers)
-        return _llama(config, spec, arguments, path)
+        return _llama(config, spec, parse_args(text), path)
     examined = _examined(text, spec, path)
+    buffers = buffers_of(config.machine)
     homes = homes_of(examined.assignment, spec)
-    arguments = arguments_of(examined.assignment, homes, spec)
-    return _llama(config, spec, arguments, path)
+    args = with_settings(
+        arguments_of(examined.assignment, homes, spec, buffers),
+        config.settings.resolve(config.machine),
+        buffers,
+        context_tokens=config.workload.context_tokens,
+    )
+    return _llama(config, spec, args, path)
 
 
 def _is_line(text: str) -> bool:
@@ -55,28 +63,28 @@ def _examined(text: str, spec: ModelSpec, path: Path) -> Examined:
     return examined
 
 
-def _llama(config: CheckConfig, spec: ModelSpec, arguments: Arguments, path: Path) -> Answer:
-    gpus = [gpu.name for gpu in config.machine.gpus]
-    findings: list[Finding] = check_overrides(arguments, list(spec.tensors))
-    if any(finding.code == "bad-pattern" for finding in findings):
-        return Answer(path.name, spec.name, findings, None, "a pattern does not compile")
-    plan = plan_llama_cpp(
-        spec,
-        arguments,
-        gpus,
-        workload=config.workload,
-        settings=config.settings.resolve(config.machine),
-    )
-    used = dict.fromkeys(layer_devices(arguments, spec.geometry.num_layers, gpus))
-    line = f"llama-server -m GGUF -c {config.workload.context_tokens} {arguments.line()}"
+def _llama(config: CheckConfig, spec: ModelSpec, args: LlamaCppArgs, path: Path) -> Answer:
+    buffers = buffers_of(config.machine)
+    findings: list[Finding] = check_overrides(args, list(spec.tensors), buffers)
+    unreadable = [f for f in findings if f.code in ("bad-pattern", "unknown-buffer")]
+    if unreadable:
+        return Answer(path.name, spec.name, findings, None, unreadable[0].message)
+    plan = plan_llama_cpp(spec, args, buffers, context_tokens=config.workload.context_tokens)
+    used = dict.fromkeys(layer_devices(args, spec.geometry.num_layers, gpus_of(buffers)))
     return Answer(
         path.name,
         spec.name,
         findings,
         fit_of(plan, config.machine),
         facts=(f"llama.cpp holds the file's own blocks on every device ({', '.join(used)})",),
-        launch=(line,),
+        launch=launch_lines(args),
     )
+
+
+def launch_lines(args: LlamaCppArgs) -> tuple[str, ...]:
+    """What to paste: the server, and a chat in the terminal."""
+    named = args if args.model else replace(args, model="GGUF")
+    return tuple(named.line(program) for program in ("llama-server", "llama-cli"))
 
 
 def _sglang(config: CheckConfig, spec: ModelSpec, examined: Examined, path: Path) -> Answer:

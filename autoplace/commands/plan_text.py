@@ -253,7 +253,7 @@ def placement_document(placement: PlannedPlacement, workload: Workload) -> dict[
     return {
         "name": placement.name,
         "layout": layout(placement.placement) if placement.placement else None,
-        "settings": asdict(placement.settings),
+        "settings": placement.settings.record(),
         "zone": placement.zone.value,
         **fit_document(placement.fit),
         "predicted": _prediction_document(placement, workload),

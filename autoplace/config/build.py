@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from autoplace.bench.request import MeasureSettings
 from autoplace.config.compose import Composed, compose_command
@@ -30,11 +31,12 @@ from autoplace.config.groups import choices, profile
 from autoplace.errors import AutoplaceError, did_you_mean
 from autoplace.hardware.machine import Machine
 from autoplace.hardware.profile import machine_from_profile
-from autoplace.placement.settings import KV_TYPES
+from autoplace.placement.settings import CUDA_GRAPHS, KV_TYPES
 from autoplace.workload import Workload
 
 OUTPUTS = ("text", "json")
 DTYPES = ("bfloat16", "float32")
+LLAMA_CPP_TOOLS = ("llama-bench", "llama-server", "xllamacpp")
 DATABASE = "studies.db"
 
 
@@ -287,7 +289,30 @@ def _workload(composed: Composed) -> Workload:
 def _engine(composed: Composed) -> EngineConfig:
     values = composed.values["engine"]
     _one_of("engine.dtype", values["dtype"], DTYPES)
-    return EngineConfig(**values)
+    graphs = values["cuda_graphs"]
+    graphs = {"True": "on", "False": "off"}.get(graphs, graphs)  # what YAML makes of on and off
+    _one_of("engine.cuda_graphs", graphs, CUDA_GRAPHS)
+    return EngineConfig(
+        values["name"], values["dtype"], graphs, **_llama_cpp(values, values["name"])
+    )
+
+
+def _llama_cpp(values: Mapping[str, Any], engine: str) -> dict[str, Any]:
+    """What only llama.cpp has, refused for other engines."""
+    given = [key for key in ("binaries", "tool", "args") if values[key] is not None]
+    if engine != "llama.cpp" and (given or values["keep"]):
+        raise AutoplaceError(f"engine.{[*given, 'keep'][0]} is for engine=llama.cpp, not {engine}")
+    if values["tool"] is not None:
+        _one_of("engine.tool", values["tool"], LLAMA_CPP_TOOLS)
+    if values["keep"] and not values["args"]:
+        raise AutoplaceError('engine.keep keeps what engine.args="…" overrides, which is not given')
+    paths = (values["binaries"] or "").split(":")
+    return {
+        "binaries": tuple(Path(path).expanduser() for path in paths if path),
+        "tool": values["tool"],
+        "args": values["args"],
+        "keep": values["keep"],
+    }
 
 
 def _settings(composed: Composed) -> SettingsConfig:

@@ -13,7 +13,10 @@ from autoplace.config.groups import CONF, choices, default_choices
 from autoplace.config.schema import COMMANDS, GROUPS
 from autoplace.errors import AutoplaceError, did_you_mean
 
-FREE_TEXT = frozenset({"model.path", "rules", "out", "study_dir", "storage.path", "explain", "fix"})
+FREE_TEXT = frozenset(
+    {"model.path", "rules", "out", "study_dir", "storage.path", "explain", "fix"}
+    | {"engine.binaries", "engine.args"}
+)
 """Keys whose values are taken as they stand: spaces, commas, `=`, `~`, `$` mean nothing there."""
 
 

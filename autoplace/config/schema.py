@@ -37,6 +37,11 @@ class WorkloadSchema:
 class EngineSchema:
     name: str = MISSING
     dtype: str = MISSING
+    cuda_graphs: str = MISSING
+    binaries: str | None = MISSING
+    tool: str | None = MISSING
+    args: str | None = MISSING
+    keep: bool = MISSING
 
 
 @dataclass

@@ -65,3 +65,21 @@ def refuse_strays(spec: ModelSpec, assignment: Assignment, route: Route) -> None
                 f"{module.path} is on {device} but its input is on {expected}: "
                 "expected both on one device, or an operator of KTransformersLinear"
             )
+
+
+def why_no_graphs(spec: ModelSpec, assignment: Assignment, route: Route) -> str | None:
+    """What keeps CUDA graphs from decoding: a layer on the CPU, one GPU that works for another."""
+    for layer, device in enumerate(route.layers):
+        if device == "cpu":
+            return f"{layer=} is on cpu and CUDA graphs need every layer on a GPU"
+    for module in spec.modules:
+        assigned = assignment.modules.get(module.path)
+        if assigned is None or assigned.operator is None:
+            continue
+        device, home = device_name(assigned.device), route.of(module)
+        if device not in ("cpu", home):
+            return (
+                f"{module.path} is on {device} and its layer on {home}, where CUDA graphs need "
+                "operators on their layer's GPU or on cpu"
+            )
+    return None

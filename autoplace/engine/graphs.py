@@ -2,7 +2,8 @@
 
 A graph holds no number that changes: the position is a tensor on every GPU, and attention reads
 the first `bucket` rows of the cache under a mask, the smallest power of two (at least 256) that
-holds the position. A bucket is recorded when a token first needs it. Its pieces end where
+holds the position. All buckets are recorded at the first token, so that none is while decoding is
+timed; the largest first, so that the others find room in what it took. Pieces end where
 `device_handover` hands work to the host: a layer with KExpertsCPU is "attention, router, copy to
 pinned memory", then "shared expert" beside the host's experts, then "copy back, add, …".
 
@@ -18,27 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from autoplace.engine.recorder import Capture, Recorder, Streams
-from autoplace.errors import AutoplaceError
 from autoplace.models.gqa import Step
 from autoplace.models.place import HOST, Place, move, put
 from autoplace.operators import device_handover
-from autoplace.operators.wrappers import KTransformersExperts, KTransformersLinear
 from autoplace.placement.workspace import SMALLEST_BUCKET
-
-
-def refuse_graphs(root: nn.Module, places: Sequence[Place]) -> None:
-    """Raise `AutoplaceError` where a layer is on the CPU, or works for one GPU on another."""
-    for layer, place in enumerate(places):
-        if not place.is_gpu:
-            raise AutoplaceError(f"CUDA graphs need every layer on a GPU, but {layer=} is on cpu")
-    for path, module in root.named_modules():
-        if isinstance(module, KTransformersExperts | KTransformersLinear):
-            place, home = module.operator.place, module.home
-            if place.is_gpu and place != home:
-                raise AutoplaceError(
-                    f"CUDA graphs need operators on their layer's GPU or on cpu, but {path} is on "
-                    f"{place.name} and its layer on {home.name}"
-                )
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,21 +86,23 @@ class GraphedDecode:
 
     def decode(self, x: Tensor, position: int) -> Tensor:
         """The embedding [1, D] of the token at a position → its logits [1, V] on the host."""
-        bucket = self._bucket(position)
         with self._streams():
             self._set(x, position)
-            if bucket not in self._recorded:
-                self._recorded[bucket] = self._record(bucket)
-            else:
-                self._recorded[bucket][0].replay()
-            logits = self._recorded[bucket][1]
+            if not self._recorded:
+                self._recorded = {bucket: self._record(bucket) for bucket in self._buckets()}
+            recorder, logits = self._recorded[self._bucket(position)]
+            recorder.replay()
             return move(logits, HOST) if logits.is_cuda else logits.clone()
 
+    def _buckets(self) -> list[int]:
+        """From the largest."""
+        sizes = [SMALLEST_BUCKET]
+        while sizes[-1] < self._context:
+            sizes.append(2 * sizes[-1])
+        return [min(size, self._context) for size in reversed(sizes)]
+
     def _bucket(self, position: int) -> int:
-        bucket = SMALLEST_BUCKET
-        while bucket <= position:
-            bucket *= 2
-        return min(bucket, self._context)
+        return min(bucket for bucket in self._buckets() if bucket > position)
 
     def _set(self, x: Tensor, position: int) -> None:
         first = self._places[0]
@@ -129,7 +115,7 @@ class GraphedDecode:
     def _record(self, bucket: int) -> tuple[Recorder, Tensor]:
         """Run once as it is, so that every kernel is compiled and loaded; then record, and run.
 
-        The token is computed twice, and written to the cache at the same position twice.
+        Both write what the token stores in the cache, at the same position.
         """
         self._run(bucket, move)
         gc.collect()  # nothing of before may be freed while a graph is captured

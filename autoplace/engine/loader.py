@@ -7,7 +7,7 @@ from torch import nn
 
 from autoplace.architectures.spec import ModelSpec, Module, Role
 from autoplace.engine.caches import attach_cache
-from autoplace.engine.devices import Route, assigned_device, refuse_strays, route_of
+from autoplace.engine.devices import Route, assigned_device, refuse_strays, route_of, why_no_graphs
 from autoplace.engine.model import HybridModel
 from autoplace.engine.one_token import use_kernels_for_one_token
 from autoplace.engine.plain import make_plain
@@ -25,7 +25,7 @@ from autoplace.operators.marlin import GROUP
 from autoplace.operators.registry import make_experts, make_linear
 from autoplace.operators.wrappers import KTransformersExperts, KTransformersLinear
 from autoplace.placement.assignment import Assignment, ModuleAssignment
-from autoplace.placement.settings import RunSettings
+from autoplace.placement.settings import CUDA_GRAPHS, RunSettings
 from autoplace.placement.workspace import graph_bytes, workspace_bytes
 from autoplace.weights.gguf_file import GGUFFile
 from autoplace.workload import Workload
@@ -56,6 +56,7 @@ class ModuleLoader:
         self._dtype = dtype
         self.route: Route = route_of(spec, assignment)
         refuse_strays(spec, assignment, self.route)
+        self.no_graphs = why_no_graphs(spec, assignment, self.route)
 
     def make(self, module: Module) -> nn.Module:
         """The module with its weights. Raise `DeviceOutOfMemoryError` where they do not fit."""
@@ -69,6 +70,11 @@ class ModuleLoader:
             context = self._context(module, place, 4)
             return make_plain(module, self._spec.geometry, context, sources)
         return self._injected(module, assigned, place, sources)
+
+    @property
+    def layer_places(self) -> tuple[Place, ...]:
+        """Where the activations of each layer are."""
+        return tuple(self.place(device) for device in self.route.layers)
 
     def place(self, device: str) -> Place:
         if device not in self._places:
@@ -124,11 +130,14 @@ def load_model(
     settings: RunSettings,
     workload: Workload,
     dtype: str = "bfloat16",
+    cuda_graphs: str = "auto",
 ) -> HybridModel:
     """Build the model that the rules describe and declare every byte of it to the ledger.
 
     Weights first, in `spec.modules`' order, then the KV cache layer by layer, then the workspace:
-    see `placement.workspace` for what is declared beside weights and cache. Raise
+    see `placement.workspace` for what is declared beside weights and cache. `cuda_graphs`: `auto`
+    decodes by CUDA graphs on real GPUs where the placement lets it, `on` refuses to load elsewhere,
+    `off` never does. Raise
     `DeviceOutOfMemoryError`, with everything given back, where a budget is too small, and
     `AutoplaceError` where the engine cannot run the assignment.
     """
@@ -141,6 +150,7 @@ def load_model(
         loader = ModuleLoader(
             gguf, spec, assignment, machine=machine, allocator=allocator, dtype=DTYPES[dtype]
         )
+        by_graphs = _decodes_by_graphs(cuda_graphs, loader)
         with torch.inference_mode(), translated("loading"):
             root = build_tree(spec.modules, loader.make)
             _attach_caches(root, loader, allocator, settings, workload)
@@ -148,18 +158,45 @@ def load_model(
     except BaseException:
         allocator.close()
         raise
-    places = tuple(loader.place(device) for device in loader.route.layers)
-    for layer, place in enumerate(places):
+    for layer, place in enumerate(loader.layer_places):
         decoder = root.get_submodule(f"model.layers.{layer}")
         use_kernels_for_one_token(decoder, spec.geometry, place)
-    return HybridModel(
+    model = HybridModel(
         root,
         spec.geometry,
-        places,
+        loader.layer_places,
         allocator=allocator,
         prefill_chunk=settings.prefill_chunk,
         context_tokens=workload.context_tokens,
+        no_graphs=loader.no_graphs,
     )
+    if by_graphs:
+        _use_graphs(model)
+    return model
+
+
+def _use_graphs(model: HybridModel) -> None:
+    try:
+        with translated("what CUDA graphs read"):
+            model.use_graphs()
+    except BaseException:
+        model.close()
+        raise
+
+
+def _decodes_by_graphs(cuda_graphs: str, loader: ModuleLoader) -> bool:
+    """Raise `AutoplaceError` where graphs are asked for and cannot be."""
+    if cuda_graphs not in CUDA_GRAPHS:
+        raise AutoplaceError(
+            f"expected engine.cuda_graphs {', '.join(CUDA_GRAPHS)} but got {cuda_graphs!r}"
+        )
+    emulated = [p.name for p in loader.layer_places if p.is_gpu and p.runs_on_host]
+    reason = loader.no_graphs or (f"{emulated[0]} is emulated" if emulated else None)
+    if reason is not None and cuda_graphs == "on":
+        raise AutoplaceError(f"engine.cuda_graphs=on cannot be: {reason}")
+    if reason is not None and cuda_graphs == "auto":
+        log.info("decoding without CUDA graphs: %s", reason)
+    return reason is None and cuda_graphs != "off"
 
 
 def _attach_caches(

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from autoplace.architectures.geometry import Geometry, Mla
-from autoplace.engine.graphs import GraphedDecode, refuse_graphs
-from autoplace.engine.recorder import Capture, CudaCapture
+from autoplace.engine.graphs import GraphedDecode
+from autoplace.engine.recorder import Capture, CudaCaptures
 from autoplace.errors import AutoplaceError
 from autoplace.models.allocation import Allocator
 from autoplace.models.attention import causal_mask
@@ -18,6 +18,9 @@ from autoplace.models.place import HOST, Place, move, put
 from autoplace.models.rotary import inverse_frequencies, rotations, yarn_attention_factor
 from autoplace.placement.workspace import LOGIT_ROWS
 
+POSITIONS_AHEAD = 64
+"""Rotations that are made at a time while one token after the other is decoded: some KiB."""
+
 
 class Forward:
     """What layers of one forward share: rotations and mask, made once for each device."""
@@ -26,6 +29,7 @@ class Forward:
         self._frequencies = inverse_frequencies(geometry.rope)
         mla = isinstance(geometry.attention, Mla)
         self._factor = 1.0 if mla else yarn_attention_factor(geometry.rope)
+        self._ahead: tuple[int, Tensor] | None = None
 
     def step(self, start: int, num_tokens: int, place: Place) -> Step:
         end = start + num_tokens
@@ -35,8 +39,19 @@ class Forward:
 
     def turns(self, start: int, end: int, place: Place) -> Tensor:
         """Rotations of positions start … end: [end - start, 1, rope dim / 2] complex64."""
-        turns = rotations(torch.arange(start, end), self._frequencies, self._factor)
+        if end - start == 1:
+            turns = self._of_one(start)
+        else:
+            turns = rotations(torch.arange(start, end), self._frequencies, self._factor)
         return put(turns.to(place.torch_device), place)
+
+    def _of_one(self, position: int) -> Tensor:
+        """From those of the positions around it, which are made together."""
+        first = position - position % POSITIONS_AHEAD
+        if self._ahead is None or self._ahead[0] != first:
+            around = torch.arange(first, first + POSITIONS_AHEAD)
+            self._ahead = first, rotations(around, self._frequencies, self._factor)
+        return self._ahead[1][position - first : position - first + 1]
 
 
 class HybridModel:
@@ -51,7 +66,9 @@ class HybridModel:
         allocator: Allocator,
         prefill_chunk: int,
         context_tokens: int,
+        no_graphs: str | None = None,
     ) -> None:
+        """`no_graphs`: what keeps CUDA graphs from decoding, if anything does."""
         self.root = root
         self.geometry = geometry
         self._places = places
@@ -64,23 +81,29 @@ class HybridModel:
         self._norm = root.get_submodule("model.norm")
         self._lm_head = root.get_submodule("lm_head")
         self._graphs: GraphedDecode | None = None
+        self._no_graphs = no_graphs
         self.position = 0
         """Tokens in the cache."""
 
-    def use_graphs(self, capture: Callable[[Place], Capture] = CudaCapture) -> None:
+    @property
+    def uses_graphs(self) -> bool:
+        return self._graphs is not None
+
+    def use_graphs(self, capture: Callable[[Place], Capture] | None = None) -> None:
         """Decode by CUDA graphs in pieces around the host's work; bytes: see `GraphedDecode`.
 
         Raise `AutoplaceError` where a layer, or what an operator needs, is not on a GPU. `capture`
         is replaced by tests, which have no GPU.
         """
-        refuse_graphs(self.root, self._places)
+        if self._no_graphs is not None:
+            raise AutoplaceError(f"expected a placement for CUDA graphs, but {self._no_graphs}")
         self._graphs = GraphedDecode(
             self._layers,
             self._places,
             self._output,
             lambda end, place: self._forward.turns(0, end, place),
             context_tokens=self._context_tokens,
-            capture=capture,
+            capture=capture or CudaCaptures(),
         )
 
     def prefill(self, tokens: list[int]) -> Tensor:

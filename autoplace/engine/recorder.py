@@ -6,7 +6,6 @@ Not run on a GPU yet: none was at hand. Tests record by another `Capture`, on ho
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -29,19 +28,34 @@ class Capture(Protocol):
         """Do what was kept, on the same memory."""
 
 
-class CudaCapture:
-    """A CUDA graph. All graphs of a device share a pool: they are replayed in captured order.
+class CudaCaptures:
+    """Makes the CUDA graphs of one model: those of a device share a pool of memory.
 
-    Captured in the relaxed mode: allocating pinned memory meanwhile is no error.
+    They may, since they are replayed in the order in which they were captured. The pool is the
+    model's own: torch refuses to capture into one whose graphs are all gone.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._device = place.torch_device
+    def __init__(self) -> None:
+        self._pools: dict[torch.device, _POOL_HANDLE] = {}
+
+    def __call__(self, place: Place) -> Capture:
+        device = place.torch_device
+        if device not in self._pools:
+            self._pools[device] = torch.cuda.graph_pool_handle()
+        return CudaCapture(device, self._pools[device])
+
+
+class CudaCapture:
+    """A CUDA graph, captured in the relaxed mode: allocating pinned memory meanwhile is allowed."""
+
+    def __init__(self, device: torch.device, pool: "_POOL_HANDLE") -> None:
+        self._device = device
+        self._pool = pool
         self._graph = torch.cuda.CUDAGraph()
 
     def begin(self) -> None:
         torch.cuda.set_device(self._device)
-        self._graph.capture_begin(pool=_pool(self._device), capture_error_mode="relaxed")
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
 
     def end(self) -> None:
         with warnings.catch_warnings():
@@ -50,11 +64,6 @@ class CudaCapture:
 
     def replay(self) -> None:
         self._graph.replay()
-
-
-@cache
-def _pool(device: torch.device) -> "_POOL_HANDLE":
-    return torch.cuda.graph_pool_handle()
 
 
 class Recorder:

@@ -9,6 +9,7 @@ import torch
 
 from autoplace import native
 from autoplace.native import Kernels
+from autoplace.native_decode import DecodeKernels
 from autoplace.weights.ggml import GGMLType
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,17 @@ _enabled = True
 def kernels() -> Kernels | None:
     """What this machine's compiler built; None where there is no compiler or within a twin."""
     return _load() if _enabled else None
+
+
+def decode_kernels() -> DecodeKernels | None:
+    """Those for one token, of the same library."""
+    return _load_decode() if _enabled else None
+
+
+@cache
+def _load_decode() -> DecodeKernels | None:
+    loaded = _load()
+    return None if loaded is None else DecodeKernels(loaded)
 
 
 @cache

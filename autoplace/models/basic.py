@@ -1,9 +1,17 @@
 """The modules that no rule replaces, and the linear that rules may: plain torch."""
 
+from functools import cached_property
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from autoplace.models.backend import DTYPES, decode_kernels
 from autoplace.models.place import Place, expect
+from autoplace.native_decode import Norm, Prepared
+
+FEW_TOKENS = 4
+"""Up to so many rows are normed by the compiled kernel: torch takes eight calls for a norm."""
 
 
 class Container(nn.Module):
@@ -14,7 +22,7 @@ class Container(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · weight over the last dimension, computed in float32 inside torch's kernel."""
+    """x / rms(x) · weight over the last dimension, computed in float32."""
 
     def __init__(self, weight: Tensor, eps: float, place: Place) -> None:
         super().__init__()
@@ -24,7 +32,22 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         expect(x, self.place)
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        native = decode_kernels() if self.place.runs_on_host else None
+        if native is None or x.ndim != 2 or len(x) > FEW_TOKENS:
+            return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        native.rms_norm(self._prepared, x.data_ptr(), DTYPES[x.dtype], len(x), out.data_ptr())
+        return out
+
+    def described(self) -> Norm:
+        """For the kernels; the weight is in host memory."""
+        width, dtype = self.weight.numel(), DTYPES[self.weight.dtype]
+        return Norm(self.weight.data_ptr(), width, dtype, self.eps)
+
+    @cached_property
+    def _prepared(self) -> Prepared:
+        return Prepared.of(self.described())
 
 
 class Linear(nn.Module):

@@ -8,9 +8,16 @@ from torch import Tensor
 from autoplace.errors import AutoplaceError
 from autoplace.models.allocation import Allocator
 from autoplace.models.place import Place
+from autoplace.native_decode import CacheRows as NativeRows
+from autoplace.weights.ggml import GGMLType
 
 _Q8_0_BLOCK = 32
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_GGML_TYPES = {
+    torch.float32: GGMLType.F32,
+    torch.float16: GGMLType.F16,
+    torch.bfloat16: GGMLType.BF16,
+}
 
 
 class CacheRows(ABC):
@@ -28,6 +35,10 @@ class CacheRows(ABC):
     def read(self, end: int, dtype: torch.dtype) -> Tensor:
         """Rows 0 … end as [end, width] in a dtype."""
 
+    @abstractmethod
+    def described(self) -> NativeRows:
+        """Where they are in host memory, for the kernels."""
+
 
 class FloatRows(CacheRows):
     """Values as they are, in the cache's own floating-point type."""
@@ -43,6 +54,11 @@ class FloatRows(CacheRows):
         if values.dtype is torch.float16 and dtype is torch.bfloat16:
             values = values.float()  # torch converts half to bfloat16 6 times slower than by float
         return values.to(dtype)
+
+    def described(self) -> NativeRows:
+        capacity, width = self._values.shape
+        ggml_type = _GGML_TYPES[self._values.dtype]
+        return NativeRows(self._values.data_ptr(), None, width, capacity, ggml_type)
 
 
 class Q8Rows(CacheRows):
@@ -62,6 +78,11 @@ class Q8Rows(CacheRows):
     def read(self, end: int, dtype: torch.dtype) -> Tensor:
         values = self._values[:end].to(dtype) * self._scales[:end].to(dtype)
         return values.flatten(-2)
+
+    def described(self) -> NativeRows:
+        capacity, num_blocks, block = self._values.shape
+        values, scales = self._values.data_ptr(), self._scales.data_ptr()
+        return NativeRows(values, scales, num_blocks * block, capacity, GGMLType.Q8_0)
 
 
 def _store(target: Tensor, rows: Tensor, start: int | Tensor) -> None:

@@ -1,6 +1,7 @@
 """GGUF blocks as the CPU operators use them: mapped bytes with shape and type."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from autoplace.models.place import put
 from autoplace.models.source import dequantize_into
+from autoplace.native import Weights
 from autoplace.operators.base import OperatorContext, Part, stacked_shape
 from autoplace.weights.ggml import GGMLType
 
@@ -31,6 +33,11 @@ class MappedBlocks:
         what = f"{context.path} (mapped)"
         context.allocator.declare(context.place, n_bytes, kind="weights", what=what)
         return cls(data, part[0].info.ggml_type, shape or stacked_shape(part))
+
+    @cached_property
+    def weights(self) -> Weights:
+        """As the kernels take it; of several tensors, the first."""
+        return Weights(self.data[0].data_ptr(), self.ggml_type)
 
     @property
     def num_matrices(self) -> int:

@@ -35,7 +35,7 @@ def linear_from_blocks(x: Tensor, blocks: MappedBlocks) -> Tensor:
     native = _kernels_for(x)
     if native is None:
         return linear_by_rows(x, blocks.rows, (blocks.shape[0], blocks.shape[1]))
-    return _linear(native, x, _of_blocks(blocks), blocks.out_features)
+    return _linear(native, x, blocks.weights, blocks.out_features)
 
 
 def linear_from_marlin(x: Tensor, weight: MarlinWeight) -> Tensor:
@@ -45,7 +45,7 @@ def linear_from_marlin(x: Tensor, weight: MarlinWeight) -> Tensor:
     native = _kernels_for(x)
     if native is None:
         return linear_by_rows(x, weight.rows, (weight.form.out_features, weight.form.in_features))
-    return _linear(native, x, _of_marlin(weight), weight.out_features)
+    return _linear(native, x, weight.weights, weight.out_features)
 
 
 def experts_from_dense(x: Tensor, experts: Tensor, weights: Tensor, dense: DenseTriple) -> Tensor:
@@ -71,7 +71,7 @@ def experts_from_blocks(
         return sum_of_experts(x, experts, weights, lambda e, rows: _one_of_blocks(rows, e, blocks))
     size = blocks[0].shape[0], blocks[0].out_features
     gate, up, down = blocks
-    parts = _of_blocks(gate), _of_blocks(up), _of_blocks(down)
+    parts = gate.weights, up.weights, down.weights
     return _experts(native, x, experts, weights, parts, size)
 
 
@@ -85,7 +85,7 @@ def experts_from_marlin(
     if native is None:
         return sum_of_experts(x, experts, weights, lambda e, rows: _from_rows(rows, e, packed))
     gate, up, down = packed
-    parts = _of_marlin(gate), _of_marlin(up), _of_marlin(down)
+    parts = gate.weights, up.weights, down.weights
     size = len(gate.blocks), gate.out_features
     return _experts(native, x, experts, weights, parts, size)
 
@@ -96,14 +96,6 @@ def _kernels_for(x: Tensor) -> Kernels | None:
 
 def _of_dense(weight: Tensor) -> Weights:
     return Weights(weight.data_ptr(), DTYPES[weight.dtype])
-
-
-def _of_blocks(blocks: MappedBlocks) -> Weights:
-    return Weights(blocks.data[0].data_ptr(), blocks.ggml_type)
-
-
-def _of_marlin(weight: MarlinWeight) -> Weights:
-    return Weights(weight.blocks.data_ptr(), None, weight.form.num_bits)
 
 
 def _linear(native: Kernels, x: Tensor, weights: Weights, out_features: int) -> Tensor:

@@ -10,12 +10,14 @@ side by side, then all scales.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from autoplace.models.backend import kernels
+from autoplace.native import Weights
 
 GROUP = 64
 TILE_ROWS = 16
@@ -131,6 +133,11 @@ class MarlinWeight:
     blocks: Tensor
     """uint8 [E, bytes of a matrix]; E is 1 for a linear."""
     form: MarlinFormat
+
+    @cached_property
+    def weights(self) -> Weights:
+        """As the kernels take it."""
+        return Weights(self.blocks.data_ptr(), None, self.form.num_bits)
 
     @property
     def out_features(self) -> int:

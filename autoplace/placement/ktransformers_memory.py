@@ -7,6 +7,7 @@ those of the engine's `MemoryProfile`.
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from autoplace.architectures.geometry import Geometry, Mla
 from autoplace.architectures.spec import ModelSpec, Module, Role
@@ -21,10 +22,13 @@ _BYTES = 2
 """KTransformers runs in bfloat16, its cache too."""
 _CACHE_PAGE = 64
 """Tokens: MLA's cache grows by pages."""
-_BUFFER_BATCHES = (1, 2, 3, 64, 256, 512)
-"""KExpertsCPU has an output buffer for each of these batches and for each 1,024 of the chunk."""
 _CHUNK = 8192
 """Tokens of a prefill chunk unless it is launched with another."""
+_SERVER_CHUNK = 256
+"""The same in the server (balance_serve)."""
+_SERVER_PAGE = 256
+"""Tokens: the server's cache grows by pages."""
+_SERVER_EXPERTS = "KTransformersExpertsV2"
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,17 @@ class _Subject:
         assigned = self.assignment.modules.get(module.path)
         return assigned.operator if assigned else None
 
+    @cached_property
+    def is_served(self) -> bool:
+        """Whether the rules are for the server (balance_serve), by its wrapper of experts."""
+        entries = (self.assignment.modules.get(m.path) for m in self.spec.of_role(Role.EXPERTS))
+        names = (entry.class_name or "" for entry in entries if entry is not None)
+        return any(name.endswith(_SERVER_EXPERTS) for name in names)
+
     @property
     def prefill_tokens(self) -> int:
-        return min(_CHUNK, self.workload.prompt_tokens)
+        chunk = _SERVER_CHUNK if self.is_served else _CHUNK
+        return min(chunk, self.workload.prompt_tokens)
 
 
 def plan_ktransformers(
@@ -116,7 +128,7 @@ def _packing_bytes(subject: _Subject, module: Module, size: int) -> int:
     largest = max(info.n_elements for info in infos)
     per_weight = subject.profile.marlin_load_bytes_per_weight
     operator = subject.operator(module)
-    if operator == "KLinearMarlin":
+    if operator in ("KLinearMarlin", "VLinearMarlin"):
         return max(size, per_weight * largest)
     if operator == "KExpertsMarlin":
         one_expert = largest // infos[0].shape[0] if len(infos[0].shape) == 3 else largest
@@ -131,6 +143,8 @@ def _cache(subject: _Subject) -> Mapping[str, int]:
         tokens = -(-tokens // _CACHE_PAGE) * _CACHE_PAGE
     else:
         width = 2 * attention.num_kv_heads * attention.head_dim
+        page = _SERVER_PAGE if subject.is_served else 1
+        tokens = -(-tokens // page) * page
     cache: dict[str, int] = defaultdict(int)
     for module in subject.spec.of_role(Role.ATTENTION):
         cache[subject.device(module)] += tokens * width * _BYTES
@@ -168,7 +182,5 @@ def _out_devices(subject: _Subject) -> set[str]:
 
 
 def expert_buffer_bytes(geometry: Geometry, profile: MemoryProfile) -> int:
-    """KExpertsCPU's output buffers on one GPU (rules section 3: 540 MB for DeepSeek-V3)."""
-    chunk = profile.expert_buffer_chunk
-    rows = {1} if not chunk else {*_BUFFER_BATCHES, chunk, *range(1024, chunk + 1, 1024)}
-    return sum(rows) * geometry.hidden * _BYTES
+    """KExpertsCPU's output buffers on one GPU (540 MB for DeepSeek-V3 in 0.3.2)."""
+    return sum(profile.expert_buffer_rows) * geometry.hidden * _BYTES

@@ -1,11 +1,14 @@
 """What may be chosen on each device: operators, threads, chunks, in the order they are listed."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from autoplace.architectures.spec import ModelSpec, Role
-from autoplace.catalog.operators import OPERATORS
+from autoplace.catalog import llama_cpp
+from autoplace.catalog.llama_cpp import operator_named
 from autoplace.hardware.machine import Device, Machine
 from autoplace.placement.placement import Choice
+from autoplace.placement.settings import is_quantised
 from autoplace.weights.ggml import TensorInfo
 from autoplace.workload import Workload
 
@@ -17,11 +20,13 @@ GROUPS: Mapping[str, tuple[Role, ...]] = {
 }
 """Modules that share one choice on a device."""
 
-_LINEAR = ("KLinearMarlin", "KLinearCPUInfer", "KLinearTorch")
-_EXPERTS = ("KExpertsMarlin", "KExpertsCPU", "KExpertsTorch")
+_LINEAR = ("KLinearMarlin", "KLinearCPUInfer", "KLinearTorch", llama_cpp.LINEAR)
+_EXPERTS = ("KExpertsMarlin", "KExpertsCPU", "KExpertsTorch", llama_cpp.EXPERTS)
 SMALLEST_CHUNK = 32
 LARGEST_CHUNK = 8192
 NUM_CHUNKS = 4
+FLASH_ATTENTION = ("auto", "off")
+"""llama.cpp's `auto` is on wherever the devices can."""
 
 
 def tensors_of(spec: ModelSpec, roles: Sequence[Role]) -> tuple[TensorInfo, ...]:
@@ -61,7 +66,7 @@ def operator_choices(
 
 
 def _runs(name: str, device: Device, infos: Sequence[TensorInfo], *, engine: str) -> bool:
-    operator = OPERATORS[name]
+    operator = operator_named(name)
     needed = operator.compute_capability
     able = (
         needed is None or device.compute_capability is None or device.compute_capability >= needed
@@ -90,6 +95,20 @@ def thread_choices(machine: Machine) -> tuple[int, ...]:
         counts.add(step)
         step *= 2
     return tuple(sorted(counts))
+
+
+def batch_choices(workload: Workload) -> tuple[int, ...]:
+    """llama.cpp's logical batches: its default first, a quarter, and more for long prompts."""
+    return (2048, 512, *((4096,) if workload.prompt_tokens > 2048 else ()))
+
+
+def llama_cpp_settings(
+    chunk: int, batch: int = 2048, flash_attn: str = "auto", kv_type: str = "f16"
+) -> dict[str, Any]:
+    """llama.cpp's own settings as it takes them: a logical batch is no smaller than a physical
+    one, and a quantised V cache needs flash attention."""
+    flash = "auto" if is_quantised(kv_type) else flash_attn
+    return {"batch": max(batch, chunk), "flash_attn": flash}
 
 
 def chunk_choices(workload: Workload) -> tuple[int, ...]:

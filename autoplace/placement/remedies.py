@@ -10,6 +10,7 @@ from autoplace.units import format_bytes
 
 _LINEARS = (Role.ATTENTION_LINEAR, Role.DENSE_LINEAR, Role.SHARED_LINEAR, Role.LM_HEAD)
 _MOST = 3
+_EXPERTS = "ktransformers.operators.experts.KTransformersExperts"
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ def _can_be_marlin(situation: Situation, layer: int) -> bool:
     entry = situation.entry(module)
     device = situation.homes[layer] if entry is None or entry.device == HOST else entry.device
     return (
-        "KExpertsMarlin" in situation.engine.gpu_experts
+        not situation.experts_on_host_only
+        and "KExpertsMarlin" in situation.engine.gpu_experts
         and types <= situation.engine.gpu_expert_types
         and situation.can_run("KExpertsMarlin", device)
     )
@@ -115,7 +117,7 @@ def experts_as(situation: Situation, layers: Sequence[int], operator: str) -> Si
                 device=device_of(old.device, homes[old.path]),
                 operator=operator,
                 home=homes[old.path],
-                class_name="ktransformers.operators.experts.KTransformersExperts",
+                class_name=old.class_name if old.operator else _EXPERTS,
             ),
         )
 

@@ -30,6 +30,8 @@ class Situation:
     settings: RunSettings
     dtype_bytes: int = 2
     numa_copies: int = 1
+    experts_on_host_only: bool = False
+    """Whether the engine cannot have this family's experts on a GPU."""
 
     @property
     def engine(self) -> Engine:

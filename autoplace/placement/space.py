@@ -10,17 +10,21 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from autoplace.architectures.spec import ModelSpec
+from autoplace.catalog import llama_cpp
 from autoplace.errors import AutoplaceError
 from autoplace.hardware.machine import Device, Machine
 from autoplace.placement.expert_layers import expert_orders, spread_experts
 from autoplace.placement.options import (
+    FLASH_ATTENTION,
     GROUPS,
+    batch_choices,
     choice_name,
     chunk_choices,
     layers_with,
+    llama_cpp_settings,
     operator_choices,
     thread_choices,
 )
@@ -71,7 +75,10 @@ class SearchSpace:
 
     @property
     def layer_devices(self) -> tuple[Device, ...]:
-        """Where layers may lie: the GPUs, or the host where there is none."""
+        """Where layers may lie: the GPUs, or the host where there is none. llama.cpp can keep
+        leading layers on the host beside GPUs."""
+        if self.engine == llama_cpp.ENGINE:
+            return self.machine.devices
         return self.machine.gpus or self.machine.devices
 
     @cached_property
@@ -95,7 +102,8 @@ class SearchSpace:
         """All cores, prompts in one chunk of at most 512 tokens or the nearest that is offered."""
         chunks = chunk_choices(self.workload)
         chunk = max((c for c in chunks if c <= 512), default=chunks[0])
-        return RunSettings(self.machine.num_cores, chunk, self.kv_types[0])
+        own = llama_cpp_settings(chunk) if self.engine == llama_cpp.ENGINE else {}
+        return RunSettings(self.machine.num_cores, chunk, self.kv_types[0], **own)
 
     def head_on(self, device: str) -> str:
         """The value of `lm_head` that puts it on a device, with the usual operator there."""
@@ -127,12 +135,16 @@ class SearchSpace:
             )
             for layer, device in enumerate(devices)
         )
-        settings = RunSettings(
-            num_threads=int(full["num_threads"]),
-            prefill_chunk=int(full["prefill_chunk"]),
-            kv_type=str(full["kv_type"]),
-        )
-        return Placement(self.engine, layers, self._head_choices[str(full["lm_head"])]), settings
+        head = self._head_choices[str(full["lm_head"])]
+        return Placement(self.engine, layers, head), self._settings(full)
+
+    def _settings(self, values: Mapping[str, Value]) -> RunSettings:
+        kv_type, chunk = str(values["kv_type"]), int(values["prefill_chunk"])
+        own: Mapping[str, Any] = {}
+        if self.engine == llama_cpp.ENGINE:
+            flash = str(values["flash_attn"])
+            own = llama_cpp_settings(chunk, int(values["batch"]), flash, kv_type)
+        return RunSettings(int(values["num_threads"]), chunk, kv_type, **own)
 
     def encode(self, placement: Placement, settings: RunSettings) -> dict[str, Value] | None:
         """Values that decode to just this placement and these settings; None if there are none."""
@@ -143,6 +155,8 @@ class SearchSpace:
             "num_threads": settings.num_threads,
             "prefill_chunk": settings.prefill_chunk,
             "kv_type": settings.kv_type,
+            **({"batch": settings.batch} if settings.batch else {}),
+            **({"flash_attn": settings.flash_attn} if settings.flash_attn else {}),
         }
         for order in self._expert_orders:
             known["experts_order"] = order
@@ -174,6 +188,16 @@ class SearchSpace:
             _categorical("num_threads", thread_choices(self.machine)),
             _categorical("prefill_chunk", chunk_choices(self.workload)),
             _categorical("kv_type", self.kv_types),
+            *self._llama_cpp_parameters,
+        )
+
+    @property
+    def _llama_cpp_parameters(self) -> tuple[Parameter, ...]:
+        if self.engine != llama_cpp.ENGINE:
+            return ()
+        return (
+            _categorical("batch", batch_choices(self.workload)),
+            _categorical("flash_attn", FLASH_ATTENTION),
         )
 
     @cached_property

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from autoplace.architectures.geometry import Mla
 from autoplace.architectures.spec import ModelSpec, Role
-from autoplace.catalog.operators import OPERATORS
+from autoplace.catalog.llama_cpp import operator_named
 from autoplace.placement.options import GROUPS
 from autoplace.placement.placement import Choice, Placement
-from autoplace.placement.settings import KV_TYPES, RunSettings
+from autoplace.placement.settings import ALL_KV_TYPES, RunSettings
 from autoplace.weights.ggml import TensorInfo
 from autoplace.workload import Workload
 
@@ -96,7 +96,7 @@ class TrafficModel:
             width = attention.kv_lora_rank + attention.qk_rope_dim
         else:
             width = 2 * attention.num_kv_heads * attention.head_dim
-        n_bytes, num_values = KV_TYPES[settings.kv_type]
+        n_bytes, num_values = ALL_KV_TYPES[settings.kv_type]
         positions = self._workload.prompt_tokens + self._workload.output_tokens / 2
         return positions * width * n_bytes / num_values
 
@@ -108,7 +108,7 @@ class TrafficModel:
         if key not in self._sizes:
             layer, _, operator, num_bits = key
             infos = [info for role in roles for info in self._infos.get((layer, role), ())]
-            n_bytes = OPERATORS[operator].weight_bytes(
+            n_bytes = operator_named(operator).weight_bytes(
                 infos, dtype_bytes=self._dtype_bytes, num_bits=num_bits or 4
             )
             self._sizes[key] = Size(n_bytes, sum(info.n_elements for info in infos))

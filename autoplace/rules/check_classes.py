@@ -1,8 +1,9 @@
 """Checks: whether each module is replaced by something that is meant for it."""
 
 from autoplace.architectures.spec import Module, Role
+from autoplace.catalog.classes import SERVER_CLASSES
 from autoplace.placement.assignment import ModuleAssignment
-from autoplace.rules.families import injections
+from autoplace.rules.families import injections, is_served
 from autoplace.rules.finding import Severity
 from autoplace.rules.subject import Subject, layers_of, short_name
 from autoplace.rules.vocabulary import LINEAR_ROLES, wrapped_kind
@@ -91,11 +92,17 @@ def _wrong_class(subject: Subject, module: Module, entry: ModuleAssignment, what
     )
 
 
+def _in_server(subject: Subject) -> bool:
+    return is_served(subject.spec, engine=subject.assignment.engine)
+
+
 def _check_family_class(subject: Subject, module: Module, entry: ModuleAssignment) -> None:
     """A class of another family or role: KTransformers ships one pair for each family's module."""
     if not subject.is_ktransformers:
         return
     assert entry.class_name is not None
+    if entry.class_name in SERVER_CLASSES and not _in_server(subject):
+        return
     wanted = injections(subject.spec, engine=subject.assignment.engine).get(module.role)
     name = entry.class_name.rpartition(".")[2]
     if wanted is None or not wanted.covers(module):

@@ -23,14 +23,18 @@ _WORDS = {
     Role.SHARED_LINEAR: "shared experts' linears",
     Role.EXPERTS: "routed experts",
     Role.ROUTER: "router",
+    Role.NORM: "norms",
 }
 _EFFECTS = {
+    Role.ATTENTION: "the cache has the layout of the replaced attention, which the model's own "
+    "cannot write to: the first prompt fails",
     Role.EXPERTS: "loading stops: the walk goes into every single expert, for which a GGUF has "
     "no tensors",
     Role.ROTARY: "the rotary embedding's buffers stay empty, so the output is noise",
     Role.ATTENTION_LINEAR: "they load as plain bf16, four times the bytes of Marlin",
+    Role.NORM: "the server calls them with the size of the batch, which plain ones do not take",
 }
-_FATAL = (Role.EXPERTS, Role.ROTARY)
+_FATAL = (Role.ATTENTION, Role.EXPERTS, Role.ROTARY, Role.NORM)
 
 
 @dataclass

@@ -12,6 +12,12 @@ from autoplace.rules.subject import Subject, is_device, layers_of
 from autoplace.rules.vocabulary import option_problems, wrapped_kind
 
 ERROR, WARNING, ADVICE = Severity.ERROR, Severity.WARNING, Severity.ADVICE
+ELSEWHERE = {
+    "KLinearFP8": "it takes FP8 weights of KTransformers' own hybrid safetensors, not a GGUF's",
+    "KLinearQ8": "it dequantises the whole weight at every call, in float32",
+    "KLinearIPEXLLM": "it runs on Intel GPUs (xpu)",
+}
+"""Linears that KTransformers has beside those of the catalogue (rules section 1.3)."""
 _ON_CPU = {"linear": "KLinearCPUInfer", "experts": "KExpertsCPU"}
 _ON_GPU = {"linear": "KLinearMarlin or KLinearTorch", "experts": "KExpertsMarlin or KExpertsTorch"}
 
@@ -27,6 +33,9 @@ def wrapped(subject: Subject) -> Iterator[tuple[Module, ModuleAssignment, str]]:
 def _check_operators(subject: Subject) -> None:
     for module, entry, kind in wrapped(subject):
         operator = OPERATORS.get(entry.operator or "")
+        if entry.operator in ELSEWHERE and kind == "linear":
+            _report_elsewhere(subject, module, entry)
+            continue
         if operator is None or operator.kind != kind:
             known = [name for name, known in OPERATORS.items() if known.kind == kind]
             subject.report(
@@ -39,6 +48,8 @@ def _check_operators(subject: Subject) -> None:
                 effect="injection stops: the wrapper asserts that it knows the name",
             )
             continue
+        if kind == "linear" and subject.assignment.engine not in operator.engines:
+            _report_later(subject, module, entry, operator)
         _check_device(subject, module, entry, operator)
         for problem in option_problems(
             operator.name, entry.kwargs, engine=subject.assignment.engine
@@ -46,6 +57,32 @@ def _check_operators(subject: Subject) -> None:
             subject.report(
                 ERROR, "bad-option", problem, layers=layers_of([module]), rules=[entry.rule]
             )
+
+
+def _report_elsewhere(subject: Subject, module: Module, entry: ModuleAssignment) -> None:
+    subject.report(
+        ERROR,
+        "unsupported-operator",
+        f"{entry.operator} is not for this: {ELSEWHERE[entry.operator or '']}",
+        layers=layers_of([module]),
+        rules=[entry.rule],
+        effect="its bytes and its speed are not known here",
+        remedy="use KLinearMarlin or KLinearTorch",
+    )
+
+
+def _report_later(
+    subject: Subject, module: Module, entry: ModuleAssignment, operator: Operator
+) -> None:
+    subject.report(
+        ERROR,
+        "engine",
+        f"{operator.name} is not in {subject.assignment.engine}",
+        layers=layers_of([module]),
+        rules=[entry.rule],
+        effect="injection stops: the wrapper asserts that it knows the name",
+        remedy="use KLinearMarlin, the same bytes",
+    )
 
 
 def _check_device(

@@ -1,13 +1,14 @@
 """Checks: what the engine's version can load, from which types, and what that costs."""
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Sequence
 
 from autoplace.architectures.spec import Module, Role
 from autoplace.catalog.engines import ENGINES
 from autoplace.catalog.operators import OPERATORS
 from autoplace.placement.assignment import ModuleAssignment
 from autoplace.rules.check_operators import wrapped
-from autoplace.rules.families import family_of
+from autoplace.rules.families import family_of, is_served
 from autoplace.rules.finding import Severity
 from autoplace.rules.subject import Subject, layers_of
 from autoplace.weights.ggml import GGMLType
@@ -79,6 +80,7 @@ def _check_host_linears(subject: Subject) -> None:
 
 def _check_types(subject: Subject) -> None:
     """The file's types against what makes weights out of them."""
+    wrong: dict[tuple[Role, str | None], list[_WrongType]] = defaultdict(list)
     for module, entry in subject.entries():
         found = {info.ggml_type for info in subject.spec.tensor_infos(module)}
         if not found:
@@ -90,22 +92,27 @@ def _check_types(subject: Subject) -> None:
         else:
             bad = found - operator.ggml_types if operator is not None else set()
         if bad and not (entry.device == "cpu" and not keeps):
-            _report_types(subject, module, entry, bad)
+            wrong[module.role, entry.operator].append((module, entry, frozenset(bad)))
+    for (role, operator_name), found_wrong in wrong.items():
+        _report_types(subject, role, operator_name, found_wrong)
+
+
+_WrongType = tuple[Module, ModuleAssignment, frozenset[GGMLType]]
 
 
 def _report_types(
-    subject: Subject, module: Module, entry: ModuleAssignment, bad: Iterable[GGMLType]
+    subject: Subject, role: Role, operator: str | None, wrong: Sequence[_WrongType]
 ) -> None:
-    what = "routed experts" if module.role is Role.EXPERTS else "weights"
-    names = ", ".join(sorted(kind.name for kind in bad))
-    what += f" for {entry.operator}" if entry.operator else ""
-    remedy = "leave them to KExpertsCPU" if module.role is Role.EXPERTS else "use another file"
+    what = "routed experts" if role is Role.EXPERTS else "weights"
+    names = ", ".join(sorted({kind.name for _, _, bad in wrong for kind in bad}))
+    what += f" for {operator}" if operator else ""
+    remedy = "leave them to KExpertsCPU" if role is Role.EXPERTS else "use another file"
     subject.report(
         ERROR,
         "type",
         f"{subject.assignment.engine} cannot make {what} from {names}",
-        layers=layers_of([module]),
-        rules=[entry.rule],
+        layers=layers_of([module for module, _, _ in wrong]),
+        rules=[entry.rule for _, entry, _ in wrong],
         effect="loading stops with NotImplementedError: it cannot dequantise that type there",
         remedy=remedy,
     )
@@ -113,15 +120,18 @@ def _report_types(
 
 def _check_backend(subject: Subject) -> None:
     """AMX backends re-pack BF16 weights; nothing else."""
-    for module, entry, kind in wrapped(subject):
+    experts = [
+        (module, entry)
+        for module, entry, kind in wrapped(subject)
+        if kind == "experts" and subject.is_ktransformers
+    ]
+    types = [{i.ggml_type for i in subject.spec.tensor_infos(module)} for module, _ in experts]
+    names = ", ".join(sorted({found.name for of_layer in types for found in of_layer}))
+    for (module, entry), found in zip(experts, types, strict=True):
         backend = entry.kwargs.get("backend", "llamafile")
-        if kind != "experts" or not subject.is_ktransformers or backend == "llamafile":
-            continue
-        found = {info.ggml_type for info in subject.spec.tensor_infos(module)}
         if backend not in _BACKENDS:
             message = f"there is no backend {backend!r}; there are {', '.join(_BACKENDS)}"
         elif backend in _AMX and found != {GGMLType.BF16}:
-            names = ", ".join(sorted(kind.name for kind in found))
             message = f"backend {backend} needs BF16 experts, but the file has {names}"
         else:
             continue
@@ -156,15 +166,18 @@ def _check_marlin_sizes(subject: Subject) -> None:
 
 def _check_family(subject: Subject) -> None:
     """Families that only the server has rules for."""
-    if subject.is_ktransformers and not family_of(subject.spec).in_chat:
-        subject.report(
-            ERROR,
-            "family",
-            f"{subject.assignment.engine} has no rules for {subject.spec.geometry.architecture} "
-            "outside its server (balance_serve)",
-            effect="local_chat builds no such model",
-            remedy="check it for builtin, llama.cpp or sglang-kt",
-        )
+    engine = subject.assignment.engine
+    family = family_of(subject.spec)
+    if not subject.is_ktransformers or family.in_chat or is_served(subject.spec, engine=engine):
+        return
+    others = ", ".join((*family.server_engines, "builtin", "llama.cpp"))
+    subject.report(
+        ERROR,
+        "family",
+        f"{engine} has no rules for {subject.spec.geometry.architecture}",
+        effect="it builds no such model",
+        remedy=f"check it for {others} or sglang-kt",
+    )
 
 
 def _check_replaced_gates(subject: Subject) -> None:

@@ -6,9 +6,9 @@ from autoplace.architectures.spec import ModelSpec, Module, Role
 from autoplace.placement.assignment import Value
 from autoplace.placement.placement import Choice, LayerPlacement, Placement
 from autoplace.rules.expressible import refuse_inexpressible
-from autoplace.rules.families import Injection, injections
+from autoplace.rules.families import Injection, experts_class, injections, is_served
 from autoplace.rules.rule import Rule
-from autoplace.rules.vocabulary import EXPERTS_CLASS, LINEAR_CLASS, WRAPPED_LINEAR
+from autoplace.rules.vocabulary import LINEAR_CLASS, WRAPPED_LINEAR
 
 Groups = Mapping[tuple[str, Choice], list[int]]
 """Layer device and choice → the layers that have them, in order of their first layer."""
@@ -34,7 +34,10 @@ def _rules(placement: Placement, spec: ModelSpec) -> Iterator[Rule]:
     yield from _linears(Role.SHARED_LINEAR, spec, mlps)
     yield from _injected(Role.MLP, wanted, spec, devices)
     yield from _injected(Role.ROUTER, wanted, spec, devices)
-    yield from _experts(spec, _groups(placement, "experts"))
+    if is_served(spec, engine=placement.engine):
+        yield from _served(wanted, spec, devices)
+    experts = experts_class(spec, engine=placement.engine)
+    yield from _experts(spec, _groups(placement, "experts"), experts)
     yield from _injected(Role.ATTENTION, wanted, spec, devices)
     if Role.MODEL in wanted:
         yield _model(placement, wanted[Role.MODEL])
@@ -42,7 +45,8 @@ def _rules(placement: Placement, spec: ModelSpec) -> Iterator[Rule]:
     lm_head = _linear_kwargs(placement.lm_head, _last(placement))
     yield Rule("^lm_head$", None, WRAPPED_LINEAR, lm_head)
     yield from _shared_rotary(spec, placement.layers[0].device)
-    yield from _defaults(placement, devices)
+    if not is_served(spec, engine=placement.engine):  # there nothing in a layer stays plain
+        yield from _defaults(placement, devices)
 
 
 def transfer_map(placement: Placement) -> dict[Value, Value]:
@@ -163,7 +167,25 @@ def _linear_kwargs(choice: Choice, layer_device: str) -> dict[str, Value]:
     return kwargs
 
 
-def _experts(spec: ModelSpec, groups: Groups) -> Iterator[Rule]:
+def _served(
+    wanted: Mapping[Role, Injection], spec: ModelSpec, devices: Mapping[str, list[int]]
+) -> Iterator[Rule]:
+    """What the server does not take plain: routers as Torch linears, norms, the last one too."""
+    for device, layers in devices.items():
+        modules = [module for layer in layers for module in spec.of_role(Role.ROUTER, layer)]
+        for rest, numbers in _by_rest(modules).items():
+            name = layer_pattern(numbers, f"{_escape(rest)}$")
+            kwargs = _linear_kwargs(Choice(device, "KLinearTorch"), device)
+            yield Rule(name, LINEAR_CLASS, WRAPPED_LINEAR, kwargs)
+    norm = wanted[Role.NORM]
+    for device, layers in devices.items():
+        name = layer_pattern(layers, "")
+        yield Rule(name, norm.match_class, norm.replace_class, _devices(device))
+    last = list(devices)[-1]
+    yield Rule("^model\\.norm$", norm.match_class, norm.replace_class, _devices(last))
+
+
+def _experts(spec: ModelSpec, groups: Groups, class_name: str) -> Iterator[Rule]:
     """Routed experts, those on GPUs first; nothing is visited below them."""
     for (device, choice), layers in sorted(
         groups.items(), key=lambda item: item[0][1].device == "cpu"
@@ -173,7 +195,7 @@ def _experts(spec: ModelSpec, groups: Groups) -> Iterator[Rule]:
             yield Rule(
                 layer_pattern(numbers, f"{_escape(rest)}$"),
                 None,
-                EXPERTS_CLASS,
+                class_name,
                 _experts_kwargs(choice, device),
                 recursive=False,
             )

@@ -7,7 +7,7 @@ from autoplace.catalog.engines import engine
 from autoplace.catalog.operators import OPERATORS
 from autoplace.errors import AutoplaceError, did_you_mean
 from autoplace.placement.placement import Choice, Placement
-from autoplace.rules.families import family_of
+from autoplace.rules.families import Family, family_of, is_served
 from autoplace.rules.vocabulary import LINEAR_ROLES, MARLIN
 
 
@@ -77,8 +77,8 @@ def _choice_problems(where: str, kind: str, choice: Choice) -> Iterator[str]:
 def _ktransformers_problems(placement: Placement, spec: ModelSpec) -> Iterator[str]:
     family = family_of(spec)
     devices = dict.fromkeys(layer.device for layer in placement.layers)
-    if not family.in_chat:
-        yield f"it has no rules for {spec.geometry.architecture} outside its server"
+    if not family.in_chat and not is_served(spec, engine=placement.engine):
+        yield f"it has no rules for {spec.geometry.architecture}{_served_by(family)}"
     if "cpu" in devices:
         yield "a layer must be on a GPU; only its experts and linears may be on the cpu"
     if len(devices) > 1 and not family.can_split:
@@ -96,6 +96,23 @@ def _ktransformers_problems(placement: Placement, spec: ModelSpec) -> Iterator[s
     yield from _type_problems(placement, spec)
     if placement.engine == "ktransformers-0.2.1":
         yield from _odd_marlin(placement, spec)
+    if is_served(spec, engine=placement.engine):
+        yield from _server_problems(placement)
+
+
+def _served_by(family: Family) -> str:
+    return f"; {' and '.join(family.server_engines)} have" if family.server_engines else ""
+
+
+def _server_problems(placement: Placement) -> Iterator[str]:
+    """The server's experts take the batch's size, which those on a GPU do not; one GPU is all."""
+    for where, kind, choice in _choices(placement):
+        if kind == "experts" and choice.device != "cpu":
+            yield f"{where}: the server (balance_serve) has experts on the cpu only"
+        if kind == "linear" and choice.device == "cpu":
+            yield f"{where}: the server (balance_serve) has linears on its GPU only"
+    if any(layer.device != "cuda:0" for layer in placement.layers):
+        yield "the server (balance_serve) runs on cuda:0 only"
 
 
 def _version_problems(name: str, where: str, kind: str, choice: Choice) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autoplace.architectures.spec import ModelSpec, Module, Role
+from autoplace.catalog.classes import is_instance
 
 _OPERATORS = "ktransformers.operators"
 
@@ -21,6 +22,8 @@ class Injection:
 
     def covers(self, module: Module) -> bool:
         """Whether it is meant for this module: of the MLPs only MoE blocks are."""
+        if self.match_class is not None and not is_instance(module.class_name, self.match_class):
+            return False
         return module.is_moe or not self.moe_only
 
 
@@ -38,13 +41,21 @@ class Family:
     model: str = ""
     """Empty where KTransformers has no class that moves activations between devices."""
 
+    experts: str = "KTransformersExperts"
+    norm: tuple[str, str] = ("", "")
+    """Where the engine calls the norms with more than activations."""
+
     can_split: bool = False
     """Whether it has rules that move activations between GPUs, outside the server."""
     in_chat: bool = True
     """Whether it has rules outside the server at all."""
+    server_engines: tuple[str, ...] = ()
+    """Versions whose server (balance_serve, one GPU) has rules for a family that is not in chat."""
 
     def path(self, name: str) -> str:
-        return f"ktransformers.models.{self.package}.{name}"
+        """Of one of the family's classes; Qwen3's attention borrows one of Qwen2's."""
+        package = "modeling_qwen2_moe" if name.startswith("Qwen2Moe") else self.package
+        return f"ktransformers.models.{package}.{name}"
 
 
 _V2 = Family(
@@ -73,7 +84,18 @@ _QWEN2_MOE = Family(
     model="KQwen2MoeModel",
     can_split=True,
 )
-_QWEN3_MOE = Family("modeling_qwen3_moe", model="KQwen2MoeModel", in_chat=False)
+_QWEN3_MOE = Family(
+    "modeling_qwen3_moe",
+    plain_rotary=("Qwen2MoeRotaryEmbedding", "RotaryEmbedding"),
+    moe=("Qwen3MoeSparseMoeBlock", "KQwen3MoeSparseMoeBlockV2"),
+    norm=("Qwen3MoeRMSNorm", "KQwen3MoeRMSNorm"),
+    attention="KQwen3MoeAttention",
+    experts="KTransformersExpertsV2",
+    model="KQwen2MoeModel",
+    in_chat=False,
+    server_engines=("ktransformers-0.3", "ktransformers-0.3.2"),
+)
+"""Its attention has Qwen2's rotary embedding (Qwen3Moe-serve.yaml)."""
 _MIXTRAL = Family(
     "modeling_mixtral",
     plain_rotary=("MixtralRotaryEmbedding", "RotaryEmbedding"),
@@ -99,14 +121,31 @@ def family_of(spec: ModelSpec) -> Family:
     return _FAMILIES[spec.by_path["model"].class_name.rpartition(".")[2]]
 
 
+def is_served(spec: ModelSpec, *, engine: str) -> bool:
+    """Whether KTransformers runs the model by its server only: one GPU, experts on the CPU.
+
+    The server calls every linear and norm with the size of the batch, so none may stay plain.
+    """
+    return engine in family_of(spec).server_engines
+
+
+def experts_class(spec: ModelSpec, *, engine: str) -> str:
+    """The wrapper of routed experts."""
+    name = family_of(spec).experts if is_served(spec, engine=engine) else "KTransformersExperts"
+    return f"{_OPERATORS}.experts.{name}"
+
+
 def injections(spec: ModelSpec, *, engine: str) -> Mapping[Role, Injection]:
     """Replacements by role. Roles without one stay as they are, as does the router of V2."""
     family = family_of(spec)
+    if family.server_engines and not is_served(spec, engine=engine):
+        return _model_alone(family, engine)
     has_yarn = spec.geometry.rope.yarn_factor != 1.0
     pairs = {
         Role.ROTARY: ("RoPE", *(family.rotary if has_yarn else family.plain_rotary)),
         Role.MLP: ("experts", *family.moe),
         Role.ROUTER: ("gate", *family.router),
+        Role.NORM: ("layernorm", *family.norm),
     }
     found = {
         role: Injection(family.path(theirs), f"{_OPERATORS}.{module}.{ours}", role is Role.MLP)
@@ -114,8 +153,11 @@ def injections(spec: ModelSpec, *, engine: str) -> Mapping[Role, Injection]:
         if ours
     }
     if family.attention:
-        found[Role.ATTENTION] = Injection(None, f"{_OPERATORS}.attention.{family.attention}")
+        module = "balance_serve_attention" if family.server_engines else "attention"
+        found[Role.ATTENTION] = Injection(None, f"{_OPERATORS}.{module}.{family.attention}")
+    return {**found, **_model_alone(family, engine)}
+
+
+def _model_alone(family: Family, engine: str) -> Mapping[Role, Injection]:
     model = family.model or ("KLlamaModel" if engine == "builtin" else "")
-    if model:
-        found[Role.MODEL] = Injection(None, f"{_OPERATORS}.models.{model}")
-    return found
+    return {Role.MODEL: Injection(None, f"{_OPERATORS}.models.{model}")} if model else {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from autoplace import __version__
 from autoplace.errors import AutoplaceError
-from autoplace.placement.settings import KV_TYPES, RunSettings
+from autoplace.placement.settings import ALL_KV_TYPES, RunSettings
 from autoplace.units import format_bytes
 
 FORMAT = 1
@@ -91,7 +91,7 @@ def render_header(header: Header) -> str:
         for spec in fields(header)
         if spec.name != "settings"
     }
-    lines.append(_SETTINGS + _json(asdict(header.settings)))
+    lines.append(_SETTINGS + _json(header.settings.record()))
     lines.append(_RECORD + _json({"format": FORMAT, **record}))
     lines.append(_END)
     return "\n".join(lines) + "\n"
@@ -213,9 +213,9 @@ def _settings(values: Mapping[str, Any]) -> RunSettings:
         number = getattr(settings, name)
         if type(number) is not int or number < 1:
             raise ValueError(f"{name} must be a positive integer, but got {number!r}")
-    if settings.kv_type not in KV_TYPES:
+    if settings.kv_type not in ALL_KV_TYPES:
         raise ValueError(
-            f"kv_type must be one of {', '.join(KV_TYPES)}, but got {settings.kv_type!r}"
+            f"kv_type must be one of {', '.join(ALL_KV_TYPES)}, but got {settings.kv_type!r}"
         )
     return settings
 

@@ -16,6 +16,7 @@ from autoplace.rules import (
     check_dead,
     check_devices,
     check_operators,
+    check_server,
     check_transfer,
     check_version,
 )
@@ -31,6 +32,7 @@ _CHECKS = (
     *check_transfer.CHECKS,
     *check_devices.CHECKS,
     *check_operators.CHECKS,
+    *check_server.CHECKS,
     *check_version.CHECKS,
     *check_dead.CHECKS,
 )

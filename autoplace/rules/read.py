@@ -299,8 +299,6 @@ def _kind(node: document.Node | None) -> str:
 
 
 def _class_remedy(text: str) -> str:
-    if "balance_serve" in text or text.endswith("V2"):
-        return "it belongs to the server (balance_serve), which uses one GPU: write local_chat's"
     near = list(vocabulary.similar_injectables(text))
     return f"write {near[0]}" if near else "write default, or one of KTransformers' operators"
 

@@ -15,8 +15,9 @@ from autoplace.placement.assignment import Value
 LINEAR_CLASS = "torch.nn.Linear"
 WRAPPED_LINEAR = "ktransformers.operators.linear.KTransformersLinear"
 EXPERTS_CLASS = "ktransformers.operators.experts.KTransformersExperts"
+SERVER_EXPERTS_CLASS = "ktransformers.operators.experts.KTransformersExpertsV2"
 LINEAR_ROLES = (Role.ATTENTION_LINEAR, Role.DENSE_LINEAR, Role.SHARED_LINEAR)
-MARLIN = ("KLinearMarlin", "KExpertsMarlin")
+MARLIN = ("KLinearMarlin", "VLinearMarlin", "KExpertsMarlin")
 
 _DEVICES = ("generate_device", "prefill_device")
 _OPERATORS = (*_DEVICES, "generate_op", "prefill_op", "out_device")
@@ -25,10 +26,24 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "default": _DEVICES,
     WRAPPED_LINEAR: (*_OPERATORS, *_MARLIN_OPTIONS, "stride", "group_max_len"),
     EXPERTS_CLASS: (*_OPERATORS, "num_bits", "backend"),
+    SERVER_EXPERTS_CLASS: (*_OPERATORS, "backend"),
     "ktransformers.operators.attention.KDeepseekV2Attention": (
         *_DEVICES,
         "chunck_size",
         "absorb_for_prefill",
+    ),
+    "ktransformers.operators.balance_serve_attention.flashinfer_attn": (
+        *_DEVICES,
+        "chunck_size",
+        "absorb_for_prefill",
+    ),
+    "ktransformers.operators.balance_serve_attention.KQwen2MoeAttention": (
+        *_DEVICES,
+        "chunck_size",
+    ),
+    "ktransformers.operators.balance_serve_attention.KQwen3MoeAttention": (
+        *_DEVICES,
+        "chunck_size",
     ),
 }
 _MODEL_OPTIONS = (*_DEVICES, "device", "per_layer_prefill_intput_threshold", "transfer_map")
@@ -45,14 +60,16 @@ class Defaults:
 def defaults_of(replace_class: str) -> Defaults:
     if replace_class == WRAPPED_LINEAR:
         return Defaults("cuda:0", "KLinearMarlin")
-    if replace_class == EXPERTS_CLASS:
+    if replace_class in (EXPERTS_CLASS, SERVER_EXPERTS_CLASS):
         return Defaults("cpu", "KExpertsCPU")
     return Defaults("cuda:0")
 
 
 def wrapped_kind(class_name: str | None) -> str | None:
-    """`linear` or `experts` for the two wrappers that run an operator."""
-    return {WRAPPED_LINEAR: "linear", EXPERTS_CLASS: "experts"}.get(class_name or "")
+    """`linear` or `experts` for the wrappers that run an operator."""
+    if class_name in (EXPERTS_CLASS, SERVER_EXPERTS_CLASS):
+        return "experts"
+    return "linear" if class_name == WRAPPED_LINEAR else None
 
 
 def options_of(replace_class: str) -> Collection[str]:

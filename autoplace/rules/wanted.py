@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 from autoplace.architectures.spec import Module, Role
 from autoplace.catalog.engines import engine
-from autoplace.catalog.operators import OPERATORS
+from autoplace.catalog.operators import OPERATORS, operators_of
 from autoplace.placement.assignment import ModuleAssignment, Value
 from autoplace.placement.situation import reassigned
 from autoplace.rules.check_transfer import moves_of
 from autoplace.rules.expressible import gpu_expert_types_missing
-from autoplace.rules.families import Injection, injections
+from autoplace.rules.families import Injection, experts_class, injections, is_served
 from autoplace.rules.subject import Subject
 from autoplace.rules.vocabulary import (
-    EXPERTS_CLASS,
     LINEAR_ROLES,
     WRAPPED_LINEAR,
     options_of,
@@ -22,7 +21,6 @@ from autoplace.rules.vocabulary import (
 )
 
 _FALLBACK = {"linear": "KLinearTorch", "experts": "KExpertsCPU"}
-_KINDS = {"linear": WRAPPED_LINEAR, "experts": EXPERTS_CLASS}
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,10 @@ class Mender:
         self._subject = subject
         self._spec = subject.spec
         self._engine = engine(subject.assignment.engine)
-        self._injections = injections(subject.spec, engine=subject.assignment.engine)
+        self._injections = injections(subject.spec, engine=self._engine.name)
+        self._served = is_served(subject.spec, engine=self._engine.name)
+        experts = experts_class(subject.spec, engine=self._engine.name)
+        self._classes = {"linear": WRAPPED_LINEAR, "experts": experts}
         self._by_role: dict[Role, dict[int, list[Module]]] = {}
         for module in subject.spec.modules:
             if module.layer is not None:
@@ -59,6 +60,7 @@ class Mender:
             entry = ModuleAssignment(module.path, "cuda:0")
         homes = self._subject.homes
         home = homes[module.layer] if module.layer is not None else homes[-1]
+        home = "cuda:0" if self._served else home
         if module.role is Role.EMBEDDING:
             return _plain("cpu")
         if module.role is Role.MODEL:
@@ -101,6 +103,9 @@ class Mender:
         """Replaced linears stay so; unmatched ones do as their like in the nearest layer does."""
         if wrapped_kind(entry.class_name) == "linear":
             return self._wrapped(module, entry, "linear", home)
+        if self._served and module.role in (Role.ROUTER, Role.LM_HEAD):
+            torch = ModuleAssignment(module.path, home, WRAPPED_LINEAR, "KLinearTorch")
+            return self._wrapped(module, torch, "linear", home)
         if module.role in LINEAR_ROLES and entry.rule is None:
             donor = self._donor(module, "linear")
             if donor is not None:
@@ -121,29 +126,29 @@ class Mender:
     def _wrapped(self, module: Module, entry: ModuleAssignment, kind: str, home: str) -> Wanted:
         if wrapped_kind(entry.class_name) != kind:
             entry = self._donor(module, kind) or ModuleAssignment(
-                module.path, "cpu", _KINDS[kind], _FALLBACK[kind]
+                module.path, "cpu", self._classes[kind], _FALLBACK[kind]
             )
         operator = self._operator(module, entry, kind)
         device = self._device(entry, operator, home, stays=module.role is Role.LM_HEAD)
         if kind == "experts" and device != "cpu":
             missing = gpu_expert_types_missing(self._engine.name, self._spec, module)
-            if operator not in self._engine.gpu_experts or missing:
+            if operator not in self._engine.gpu_experts or missing or self._served:
                 operator, device = "KExpertsCPU", "cpu"
         operator = self._capable(operator, device)
         fixed = reassigned(entry, device=device, operator=operator, home=home)
-        known = options_of(_KINDS[kind])
+        known = options_of(self._classes[kind])
         kwargs = {key: value for key, value in fixed.kwargs.items() if key in known}
         in_vain = operator == "KExpertsMarlin" and self._subject.is_ktransformers
         if kwargs.get("num_bits") not in (None, 4, 8) or in_vain:
             kwargs.pop("num_bits", None)
         if operator not in ("KLinearCPUInfer", "KExpertsCPU") and "out_device" not in entry.kwargs:
             kwargs.pop("out_device", None)
-        return Wanted(_KINDS[kind], kwargs, recursive=kind != "experts")
+        return Wanted(self._classes[kind], kwargs, recursive=kind != "experts")
 
     def _operator(self, module: Module, entry: ModuleAssignment, kind: str) -> str:
         """The operator that is meant: its name spelt right, of the kind, for its device."""
-        options = options_of(_KINDS[kind])
-        names = [name for name, known in OPERATORS.items() if known.kind == kind]
+        options = options_of(self._classes[kind])
+        names = [known.name for known in operators_of(kind, engine=self._engine.name)]
         meant = entry.operator
         for key, value in entry.kwargs.items():
             near = difflib.get_close_matches(key, sorted(options), n=1, cutoff=0.6)

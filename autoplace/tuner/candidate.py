@@ -34,6 +34,7 @@ class Problem:
     model_path: str
     dtype: str
     basis: Basis
+    cuda_graphs: str = "auto"
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     calibration: Calibration = field(default_factory=Calibration)
     """What predictions start from."""
@@ -98,6 +99,7 @@ class Candidate:
             workload=problem.workload,
             settings=self.settings,
             dtype=problem.dtype,
+            cuda_graphs=problem.cuda_graphs,
             measure=problem.measure,
         )
 
@@ -111,7 +113,7 @@ def _longest_prompt(request: TrialRequest) -> TrialRequest:
 
 
 def candidate_key(placement: Placement, settings: RunSettings) -> str:
-    text = json.dumps([asdict(placement), asdict(settings)], sort_keys=True)
+    text = json.dumps([asdict(placement), settings.record()], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

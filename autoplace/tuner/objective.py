@@ -41,7 +41,7 @@ def describe(trial: optuna.Trial, candidate: Candidate, problem: Problem) -> Non
         "origin": trial.user_attrs.get("origin", SAMPLED),
         "basis": problem.basis.value,
         "placement": placement_to_json(candidate.placement),
-        "settings": vars(candidate.settings),
+        "settings": candidate.settings.record(),
         "rules": candidate.rules,
         "predicted_bytes": {name: memory.peak for name, memory in plan.by_device.items()},
         "budget_bytes": {device.name: device.budget_bytes for device in problem.machine.devices},

@@ -211,7 +211,7 @@ class Search:
         values = self._problem.space.encode(first.placement, first.settings)
         if values is None:
             attributes["placement"] = placement_to_json(first.placement)
-            attributes["settings"] = vars(first.settings)
+            attributes["settings"] = first.settings.record()
         self._study.enqueue_trial(values or {}, user_attrs=attributes)
 
     def _enqueue_neighbour(self, values: dict[str, Value] | None) -> None:

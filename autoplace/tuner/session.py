@@ -51,9 +51,10 @@ class Result:
 
 
 def study_key(problem: Problem, *, max_kl: float | None) -> StudyKey:
+    graphs = "" if problem.cuda_graphs == "auto" else f", cuda_graphs={problem.cuda_graphs}"
     return StudyKey.of(
         problem.space,
-        engine_version=__version__,
+        engine_version=f"{__version__}{graphs}",
         dtype=problem.dtype,
         basis=problem.basis,
         max_kl=max_kl,

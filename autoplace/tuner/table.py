@@ -67,7 +67,7 @@ def _point(one: Remeasured | None, summary: Summary) -> dict[str, Any] | None:
         "request_s": one.request_s(summary.workload),
         "num_measured_again": one.n,
         "survives": one.survives,
-        "settings": vars(record.settings),
+        "settings": record.settings.record(),
         "placement": placement_to_json(record.placement),
         "predicted_bytes": dict(record.predicted_bytes),
         "outcome": outcome_to_json(record.outcome),

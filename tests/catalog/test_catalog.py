@@ -19,7 +19,7 @@ V3 = "ktransformers.models.modeling_deepseek_v3."
 
 def test_the_catalogue_is_the_set_of_operators_that_exist() -> None:
     by_kind = {
-        kind: {op.name for op in OPERATORS.values() if op.kind == kind}
+        kind: {op.name for op in operators_of(kind, engine="builtin")}
         for kind in ("linear", "experts")
     }
     assert by_kind == {"linear": set(LINEAR_OPERATORS), "experts": set(EXPERTS_OPERATORS)}
@@ -54,7 +54,7 @@ def test_a_bias_is_in_the_dtype_whatever_the_operator() -> None:
 def test_marlin_runs_on_gpus_only_and_blocks_on_the_cpu_only() -> None:
     gpu = {op.name for op in OPERATORS.values() if op.device_kinds == {"gpu"}}
     cpu = {op.name for op in OPERATORS.values() if op.device_kinds == {"cpu"}}
-    assert gpu == {"KLinearMarlin", "KExpertsMarlin"}
+    assert gpu == {"KLinearMarlin", "VLinearMarlin", "KExpertsMarlin"}
     assert cpu == {"KLinearCPUInfer", "KExpertsCPU"}
 
 
@@ -103,10 +103,17 @@ def test_only_0_3_and_before_hold_experts_on_gpus() -> None:
                 assert (operator.name in known.gpu_experts) == (name in operator.engines)
 
 
-def test_expert_buffers_of_deepseek_v3_take_540_mb_at_a_chunk_of_8192() -> None:
+def test_expert_buffers_of_deepseek_v3_take_540_mb_at_a_chunk_of_8192_in_0_3_2() -> None:
     geometry = read_preset("deepseek-v3").geometry
-    n_bytes = expert_buffer_bytes(geometry, ENGINES["ktransformers-0.3"].memory)
+    n_bytes = expert_buffer_bytes(geometry, ENGINES["ktransformers-0.3.2"].memory)
     assert n_bytes == pytest.approx(540e6, rel=0.005)
+
+
+@pytest.mark.parametrize(("engine", "rows"), [("0.2.1", 1), ("0.3", 1 + 2 + 3 + 4 + 64 + 256)])
+def test_expert_buffers_before_0_3_1_do_not_grow_with_the_chunk(engine: str, rows: int) -> None:
+    geometry = read_preset("deepseek-v3").geometry
+    n_bytes = expert_buffer_bytes(geometry, ENGINES[f"ktransformers-{engine}"].memory)
+    assert n_bytes == rows * 7168 * 2
 
 
 def test_ktransformers_cannot_make_gpu_experts_of_v2_lites_own_q4_k_m() -> None:

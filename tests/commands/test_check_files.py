@@ -195,8 +195,12 @@ def test_a_rule_file_becomes_a_line_for_llama_cpp_that_checks_itself(
     words = ("model=deepseek-v2", "engine=llama.cpp", "hardware=2xa6000")
     code, document = check(capsys, f"rules={good}", *words)
     assert code == 0
-    (line,) = document["launch"]
-    assert "-ngl 61 -ts 30,31 -ot" in line
+    line, chat = document["launch"]
+    assert line.startswith("llama-server -m GGUF -ngl 61 -ts 30,31 -t ")
+    assert chat == line.replace("llama-server", "llama-cli")
+    good.write_text(line)
+    code, document = check(capsys, f"rules={good}", *words)
+    assert (code, document["launch"]) == (0, [line, chat])
     good.write_text(line.replace("_(ch|)exps", "_exqs"))
     code, document = check(capsys, f"rules={good}", *words)
     assert code == 1

@@ -104,6 +104,7 @@ def load_tiny(
     prefill_chunk: int = 64,
     kv_type: str = "f32",
     dtype: str = "float32",
+    cuda_graphs: str = "auto",
 ) -> HybridModel:
     """The model on the emulated machine with a small context."""
     return load_model(
@@ -115,6 +116,7 @@ def load_tiny(
         settings=RunSettings(1, prefill_chunk, kv_type),
         workload=Workload("test", 64, 16, CONTEXT),
         dtype=dtype,
+        cuda_graphs=cuda_graphs,
     )
 
 

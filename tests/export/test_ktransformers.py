@@ -71,6 +71,53 @@ def test_mixtral_goes_on_one_gpu_and_is_refused_on_two(engine: str) -> None:
         body(engine, "mixtral-8x7b", placement("mixtral-8x7b"), machine())
 
 
+@pytest.mark.parametrize("engine", VERSIONS[1:])
+def test_qwen3_gets_a_clean_file_for_the_server_on_one_gpu(engine: str) -> None:
+    text = body(engine, "qwen3-30b-a3b", placement("qwen3-30b-a3b", num_gpus=1), machine())
+    read = parse_rules(text, source="t")
+    found = examine(read, spec("qwen3-30b-a3b"), engine=engine, machine=machine())
+    assert found.findings == ()
+    assert "experts.KTransformersExpertsV2" in text
+    with pytest.raises(AutoplaceError, match="cannot split qwen3moe over cuda:0, cuda:1"):
+        body(engine, "qwen3-30b-a3b", placement("qwen3-30b-a3b"), machine())
+
+
+SERVED = {
+    "no norms": ("layernorm.KQwen3MoeRMSNorm", "unmatched|norm-plain|plain-in-server"),
+    "no router": ("mlp.gate", "plain-in-server"),
+    "no lm_head": ("^lm_head$", "plain-in-server"),
+    "no attention": ("self_attn$", "unmatched"),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_what_the_server_does_not_take_plain_is_an_error(name: str) -> None:
+    word, codes = SERVED[name]
+    text = body(
+        "ktransformers-0.3", "qwen3-30b-a3b", placement("qwen3-30b-a3b", num_gpus=1), machine()
+    )
+    rules = [
+        rule
+        for rule in text.split("- match:")
+        if word.replace(".", "\\.") not in rule and word not in rule
+    ]
+    read = parse_rules("- match:".join(rules), source="t")
+    found = examine(read, spec("qwen3-30b-a3b"), engine="ktransformers-0.3", machine=machine())
+    assert found.findings
+    assert {finding.code for finding in found.findings} <= set(codes.split("|"))
+    assert found.has_errors
+
+
+def test_local_chats_experts_are_an_error_in_the_server() -> None:
+    text = body(
+        "ktransformers-0.3", "qwen3-30b-a3b", placement("qwen3-30b-a3b", num_gpus=1), machine()
+    )
+    read = parse_rules(text.replace("KTransformersExpertsV2", "KTransformersExperts"), source="t")
+    (finding,) = examine(read, spec("qwen3-30b-a3b"), engine="ktransformers-0.3").findings
+    assert finding.code == "chat-class"
+    assert finding.layers == tuple(range(48))
+
+
 def test_experts_on_gpus_are_refused_where_the_version_cannot_load_them() -> None:
     placed = placement("deepseek-v2", Choice("cuda:0", "KExpertsTorch"))
     for engine in ("ktransformers-0.2.1", "ktransformers-0.3.2"):

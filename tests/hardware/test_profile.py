@@ -117,15 +117,15 @@ def test_rpc_servers_are_devices_with_a_budget_and_a_place_to_listen() -> None:
     machine = machine_from_profile(profile("rpc-64-128mib"))
     assert machine.emulated
     assert [(gpu.name, gpu.budget_bytes, gpu.endpoint) for gpu in machine.gpus] == [
-        ("rpc:0", 64 * MIB, "127.0.0.1:50152"),
-        ("rpc:1", 128 * MIB, "127.0.0.1:50153"),
+        ("rpc:0", 64 * MIB, "127.0.0.1:15052"),
+        ("rpc:1", 128 * MIB, "127.0.0.1:15053"),
     ]
 
 
 @pytest.mark.parametrize(
     ("servers", "message"),
     [
-        (["127.0.0.1:50152"], "has 1 servers, but hardware.gpu_memory_gib 2 sizes"),
+        (["127.0.0.1:15052"], "has 1 servers, but hardware.gpu_memory_gib 2 sizes"),
         (["127.0.0.1:1", "127.0.0.1:1"], "names a port twice"),
         (["0.0.0.0:1", "127.0.0.1:2"], "lists 127.0.0.1:PORT, got '0.0.0.0:1'"),
         (["127.0.0.1:1", "127.0.0.1:99999"], "got '127.0.0.1:99999'"),

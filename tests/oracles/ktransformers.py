@@ -1,14 +1,18 @@
-"""KTransformers 0.2.1.post1's own rule code as an oracle: fetched by name, never committed.
+"""KTransformers' own rule code as an oracle: fetched by name, never committed.
 
-The sdist and transformers 4.51.3 go into ~/.cache/autoplace/oracles; torch is the main
-environment's. One process serves all questions of a test session (ktransformers_server.py).
+The sdist of 0.2.1.post1 and transformers 4.51.3 go into ~/.cache/autoplace/oracles; torch is the
+main environment's. 0.3 and 0.3.2 are on no registry: their sources are taken from a git clone of
+kvcache-ai/ktransformers where AUTOPLACE_KTRANSFORMERS names one. One process serves all questions
+of a test session (ktransformers_server.py).
 """
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +22,13 @@ from typing import Any
 CACHE = Path.home() / ".cache" / "autoplace" / "oracles" / "ktransformers-0.2.1.post1"
 SERVER = Path(__file__).with_name("ktransformers_server.py")
 SDIST = "ktransformers==0.2.1.post1"
+CLONE = "AUTOPLACE_KTRANSFORMERS"
+ENGINES = {
+    "0.2.1.post1": "ktransformers-0.2.1",
+    "0.3": "ktransformers-0.3",
+    "0.3.2": "ktransformers-0.3.2",
+}
+"""Versions of the code → the engine whose rule files they run."""
 SITE = (
     "transformers==4.51.3",
     "tokenizers==0.21.4",
@@ -84,6 +95,34 @@ def prepare() -> Path:
     return CACHE
 
 
+def sources(version: str) -> Path:
+    """The folder with the package `ktransformers`. Raises `OracleUnavailableError`."""
+    cache = prepare()
+    if version in SDIST:
+        return cache / "sdist"
+    folder = CACHE.with_name(f"ktransformers-{version}")
+    if not folder.exists():
+        with tempfile.TemporaryDirectory(dir=CACHE.parent) as draft:
+            _from_clone(version, Path(draft) / "whole")
+            with suppress(OSError):  # another process was first
+                (Path(draft) / "whole").rename(folder)
+    return folder
+
+
+def _from_clone(version: str, target: Path) -> None:
+    clone = os.environ.get(CLONE)
+    if clone is None:
+        raise OracleUnavailableError(
+            f"KTransformers {version} is on no registry; {CLONE} may name a clone of its repository"
+        )
+    command = ["git", "-C", clone, "archive", f"v{version}", "ktransformers"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode != 0:
+        raise OracleUnavailableError(f"{clone} has no tag v{version}")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(target, filter="data")
+
+
 def _fetch_sdist(target: Path) -> None:
     """`pip download` unpacks the sdist, then fails on its metadata, which want a CUDA tool chain.
 
@@ -114,17 +153,17 @@ def _pip(*arguments: str, folder: str | None = None, may_fail: bool = False) -> 
 
 
 @contextmanager
-def running() -> Iterator[KTransformers]:
+def running(version: str = "0.2.1.post1") -> Iterator[KTransformers]:
     """The oracle, with a home folder of its own, since KTransformers writes into it.
 
     `-P`: this folder's `ktransformers.py` must not hide the package.
     """
-    cache = prepare()
+    package = sources(version)
     with tempfile.TemporaryDirectory() as home:
         environment = {
             "HOME": home,
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join([str(cache / "site"), str(cache / "sdist")]),
+            "PYTHONPATH": os.pathsep.join([str(CACHE / "site"), str(package)]),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }

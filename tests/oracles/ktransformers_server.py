@@ -1,10 +1,10 @@
 """Runs KTransformers' own rule code without a GPU: a JSON question a line, a JSON answer a line.
 
-This file runs in a process of its own, with the KTransformers 0.2.1.post1 sdist and transformers
-4.51.3 in front of the import path. It holds none of their code: it stands in for the compiled
-modules that rule matching and injection never call, builds the models on the meta device with
-8 experts a layer (rule semantics do not depend on their number) and asks `gen_optimize_config`
-and `inject`.
+This file runs in a process of its own, with the sources of a KTransformers (0.2.1.post1, 0.3 or
+0.3.2) and transformers 4.51.3 in front of the import path. It holds none of their code: it stands
+in for the compiled modules that rule matching and injection never call, builds the models on the
+meta device with 8 experts a layer (rule semantics do not depend on their number) and asks
+`gen_optimize_config` and `inject`.
 
 Questions: {"do": "tree", "family": F} and {"do": "assign" | "inject", "family": F, "rules": TEXT}.
 """
@@ -12,6 +12,7 @@ Questions: {"do": "tree", "family": F} and {"do": "assign" | "inject", "family":
 import copy
 import importlib
 import importlib.machinery
+import importlib.util
 import io
 import json
 import os
@@ -51,7 +52,7 @@ def theirs(module: str) -> Any:
 def load_ktransformers() -> None:
     """Import what local_chat imports, with the compiled modules stubbed."""
     stub("KTransformersOps", "vLLMMarlin", "cpuinfer_ext", "cpuinfer_ext.moe")
-    stub("cpuinfer_ext.linear", "cpuinfer_ext.kvcache", "cpuinfer_ext.mlp")
+    stub("cpuinfer_ext.linear", "cpuinfer_ext.kvcache", "cpuinfer_ext.mlp", "sched_ext")
     torch.cuda.get_device_capability = lambda *args, **kwargs: (8, 0)
     for family in ("llama", "mixtral", "qwen2_moe"):
         theirs(f"transformers.models.{family}.modeling_{family}")
@@ -59,6 +60,11 @@ def load_ktransformers() -> None:
     stub("flash_attn", "flash_attn.bert_padding")
     for name in ("attention", "experts", "gate", "linear", "models", "RoPE"):
         theirs(f"ktransformers.operators.{name}")
+    if importlib.util.find_spec("ktransformers.operators.balance_serve_attention"):
+        stub("flashinfer", "flashinfer.norm")
+        stub("ktransformers.operators.flashinfer_batch_prefill_wrapper")  # asks for a GPU
+        for name in ("balance_serve_attention", "layernorm", "mlp"):
+            theirs(f"ktransformers.operators.{name}")
 
 
 YARN = {
@@ -171,12 +177,34 @@ def mixtral() -> Any:
     )
 
 
+def qwen3_moe() -> Any:
+    """As the server builds it (0.3 and later)."""
+    config = theirs("ktransformers.models.configuration_qwen3_moe").Qwen3MoeConfig
+    model = theirs("ktransformers.models.custom_modeling_qwen3_moe").KQwen3MoeForCausalLM
+    return model(
+        config(
+            vocab_size=151936,
+            hidden_size=2048,
+            intermediate_size=6144,
+            moe_intermediate_size=768,
+            num_hidden_layers=48,
+            num_attention_heads=32,
+            num_key_value_heads=4,
+            head_dim=128,
+            num_experts=NUM_EXPERTS,
+            num_experts_per_tok=8,
+            attn_implementation="eager",
+        )
+    )
+
+
 FAMILIES = {
     "deepseek-v2": v2,
     "deepseek-v2-lite": v2_lite,
     "deepseek-v3": deepseek_v3,
     "qwen2-57b-a14b": qwen2_moe,
     "mixtral-8x7b": mixtral,
+    "qwen3-30b-a3b": qwen3_moe,
 }
 _built: dict[str, Any] = {}
 

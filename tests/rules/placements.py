@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from autoplace.architectures.spec import ModelSpec, Role
+from autoplace.catalog.engines import ENGINES
 from autoplace.placement.placement import Choice, LayerPlacement, Placement
 from autoplace.rules.expressible import gpu_expert_types_missing
+from autoplace.rules.families import family_of, is_served
 
 
-def linear_choices(devices: Sequence[str], *, cpu: bool) -> st.SearchStrategy[Choice]:
+def linear_choices(devices: Sequence[str], *, cpu: bool = True) -> st.SearchStrategy[Choice]:
     """Linears on a GPU by Marlin or Torch, or on the host."""
     found = [Choice(device, "KLinearTorch") for device in devices if device != "cpu"]
     found += [
@@ -25,18 +27,24 @@ def linear_choices(devices: Sequence[str], *, cpu: bool) -> st.SearchStrategy[Ch
     return st.sampled_from(found)
 
 
-def expert_choices(devices: Sequence[str], *, bits: Sequence[int]) -> st.SearchStrategy[Choice]:
+def expert_choices(
+    devices: Sequence[str], *, engine: str, bits: Sequence[int]
+) -> st.SearchStrategy[Choice]:
+    """On the host, or by what the engine can load on a GPU."""
     gpus = [device for device in devices if device != "cpu"]
     found = [Choice("cpu", "KExpertsCPU")]
-    found += [Choice(gpu, "KExpertsMarlin", number) for gpu in gpus for number in bits]
-    found += [Choice(gpu, "KExpertsTorch") for gpu in gpus]
+    for operator in ENGINES[engine].gpu_experts:
+        for number in bits if operator == "KExpertsMarlin" else (None,):
+            found += [Choice(gpu, operator, number) for gpu in gpus]
     return st.sampled_from(found)
 
 
 @st.composite
 def placements(draw: st.DrawFn, spec: ModelSpec, engine: str, num_gpus: int = 3) -> Placement:
     """Any split, also back and forth; builtin also with whole layers on the host."""
-    builtin = engine == "builtin"
+    builtin, served = engine == "builtin", is_served(spec, engine=engine)
+    if not builtin and not family_of(spec).can_split:
+        num_gpus = 1
     gpus = [f"cuda:{index}" for index in range(draw(st.integers(0 if builtin else 1, num_gpus)))]
     devices = ["cpu", *gpus] if builtin else gpus
     num_layers = spec.geometry.num_layers
@@ -48,9 +56,9 @@ def placements(draw: st.DrawFn, spec: ModelSpec, engine: str, num_gpus: int = 3)
     bits = (4, 8) if builtin else (4,)
     few = [
         (
-            draw(linear_choices(devices, cpu=True)),
-            draw(linear_choices(devices, cpu=True)),
-            draw(expert_choices(_expert_devices(spec, engine, devices), bits=bits)),
+            draw(linear_choices(devices, cpu=not served)),
+            draw(linear_choices(devices, cpu=not served)),
+            draw(expert_choices(_expert_devices(spec, engine, devices), engine=engine, bits=bits)),
         )
         for _ in range(3)
     ]
@@ -74,6 +82,8 @@ def placements(draw: st.DrawFn, spec: ModelSpec, engine: str, num_gpus: int = 3)
 def _expert_devices(spec: ModelSpec, engine: str, devices: Sequence[str]) -> Sequence[str]:
     """Only the host, where the engine cannot bring the file's types to a GPU."""
     experts = spec.of_role(Role.EXPERTS)
+    if is_served(spec, engine=engine):
+        return ["cpu"]
     if any(gpu_expert_types_missing(engine, spec, module) for module in experts):
         return ["cpu"]
     return devices

@@ -128,9 +128,19 @@ def with_head(head: Choice) -> Placement:
         ),
         (lambda: split("mixtral-8x7b", 8), "mixtral-8x7b", "cannot split llama over cuda:0, cuda"),
         (
-            lambda: uniform("qwen3-30b-a3b", "cuda:0", "ktransformers-0.3"),
+            lambda: uniform("qwen3-30b-a3b", "cuda:0", "ktransformers-0.2.1"),
             "qwen3-30b-a3b",
-            "no rules for qwen3moe outside its server",
+            "no rules for qwen3moe; ktransformers-0.3 and ktransformers-0.3.2 have",
+        ),
+        (
+            lambda: uniform("qwen3-30b-a3b", "cuda:1", "ktransformers-0.3"),
+            "qwen3-30b-a3b",
+            "the server .balance_serve. runs on cuda:0 only",
+        ),
+        (
+            lambda: uniform("smollm2-135m", "cuda:0", "ktransformers-0.3"),
+            "smollm2-135m",
+            "no rules for llama$",
         ),
         (
             lambda: with_head(Choice("cpu", "KLinearMarlin", 4)),

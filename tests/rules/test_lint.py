@@ -399,11 +399,37 @@ def test_a_layer_that_no_pattern_names_is_one_finding_wherever_it_falls() -> Non
     assert "the activations are on cuda:1" in finding.effect
 
 
-def test_operators_of_the_server_are_named_as_such() -> None:
+@pytest.mark.parametrize("engine", ["builtin", "ktransformers-0.2.1", "ktransformers-0.3"])
+def test_classes_of_the_server_are_one_finding_that_names_them(engine: str) -> None:
     text = v2_on_two_gpus().replace("experts.KDeepseekV2MoE", "experts.KDeepseekV3MoEV2")
-    found = [f for f in check(text) if f.code == "unknown-class"]
-    assert found
-    assert "balance_serve" in found[0].remedy
+    text = text.replace("KTransformersExperts", "KTransformersExpertsV2")
+    finding = only(text, "server-class", engine=engine)
+    assert "KDeepseekV3MoEV2, KTransformersExpertsV2 are for the server" in finding.message
+    assert finding.rules == (6, 7, 8, 9)
+
+
+@pytest.mark.parametrize(
+    ("operator", "code", "words"),
+    [
+        ("KLinearFP8", "unsupported-operator", "FP8 weights of KTransformers' own"),
+        ("KLinearQ8", "unsupported-operator", "at every call"),
+        ("VLinearMarlin", "engine", "is not in ktransformers-0.2.1"),
+    ],
+)
+def test_linears_that_are_not_for_this_are_said_to_exist(
+    operator: str, code: str, words: str
+) -> None:
+    text = v2_on_two_gpus().replace("generate_op: KLinearMarlin", f"generate_op: {operator}")
+    assert words in only(text, code, engine="ktransformers-0.2.1").message
+
+
+def test_types_that_a_backend_does_not_take_are_one_finding() -> None:
+    text = v2_on_two_gpus().replace(
+        "generate_op: KExpertsCPU", "generate_op: KExpertsCPU\n      backend: AMXInt8"
+    )
+    finding = only(text, "backend")
+    assert finding.layers == tuple(range(1, 60))
+    assert "the file has Q4_K, Q6_K" in finding.message
 
 
 @pytest.mark.parametrize("engine", ["builtin", "ktransformers-0.3"])

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autoplace.errors import AutoplaceError
+from autoplace.placement.settings import is_quantised
 
 Values = Mapping[str, Any]
-_QUANTISED = frozenset({"q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"})
 
 
 def refuse_contradictions(words: Mapping[str, str], values: Values) -> None:
@@ -56,7 +56,7 @@ _PAIRS: tuple[tuple[str, str, str, Callable[[Values], bool]], ...] = (
         "cache_type_v",
         "flash_attn",
         "a quantised V cache needs flash attention",
-        lambda values: values["cache_type_v"] in _QUANTISED and values["flash_attn"] == "off",
+        lambda values: is_quantised(values["cache_type_v"]) and values["flash_attn"] == "off",
     ),
     (
         "split_mode",
