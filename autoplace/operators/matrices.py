@@ -6,7 +6,7 @@ from autoplace.models.backend import DTYPES
 from autoplace.models.basic import Linear, RouterGate
 from autoplace.native import Weights
 from autoplace.native_decode import Matrix, Mlp
-from autoplace.operators.blocks import MappedBlocks
+from autoplace.operators.blocks import HostBlocks
 from autoplace.operators.experts_cpu import KExpertsCPU
 from autoplace.operators.experts_marlin import KExpertsMarlin
 from autoplace.operators.experts_torch import KExpertsTorch
@@ -19,7 +19,7 @@ from autoplace.operators.wrappers import KTransformersExperts, KTransformersLine
 NONE = Matrix()
 """No matrix at all, where a description has room for one."""
 
-Weight = Tensor | MappedBlocks | MarlinWeight
+Weight = Tensor | HostBlocks | MarlinWeight
 
 
 def matrix_of(module: nn.Module) -> Matrix | None:
@@ -60,7 +60,7 @@ def _with_bias(weight: Weight, bias: Tensor | None) -> Matrix | None:
 def _matrix(weight: Weight) -> Matrix | None:
     """[N, K], or of a stack [E, N, K] its first matrix."""
     match weight:
-        case MappedBlocks():
+        case HostBlocks():
             if len(weight.data) > 1:
                 return None
             return Matrix.of(weight.weights, *weight.shape[-2:])
