@@ -347,7 +347,9 @@ class Kernels:
         """Whether the path in use multiplies [N, K] faster from interleaved rows."""
         return bool(self._lib.ap_interleave_pays(ggml_type, out_features, in_features))
 
-    def interleave(self, src_ptr: int, weights: Weights, out_features: int, in_features: int) -> None:
+    def interleave(
+        self, src_ptr: int, weights: Weights, out_features: int, in_features: int
+    ) -> None:
         """Rearranges [N, K] blocks at `src_ptr` into `weights.ptr`, which has as many bytes.
 
         Sixteen rows lie side by side then. N must be a multiple of 16.

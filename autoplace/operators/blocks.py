@@ -1,4 +1,4 @@
-"""GGUF blocks as the CPU operators use them: as they lie in the file, or with their rows interleaved."""
+"""GGUF blocks as the CPU operators use them: as the file has them, or with rows interleaved."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,6 @@ from autoplace.native import Weights
 from autoplace.operators.base import OperatorContext, Part, stacked_shape
 from autoplace.weights.ggml import GGMLType
 from autoplace.weights.pages import release
-
 
 _ROWS = 16
 """Of an interleaved strip."""
@@ -40,7 +39,7 @@ class HostBlocks:
         """Map or copy tensors and declare their bytes as weights of the operator's place."""
         shape = shape or stacked_shape(part)
         ggml_type = part[0].info.ggml_type
-        interleaved = _interleave_pays(ggml_type, shape)
+        interleaved = context.interleave and _interleave_pays(ggml_type, shape)
         n_bytes = sum(source.info.n_bytes for source in part)
         what = f"{context.path} ({'interleaved' if interleaved else 'mapped'})"
         context.allocator.declare(context.place, n_bytes, kind="weights", what=what)

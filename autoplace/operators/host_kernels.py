@@ -147,10 +147,7 @@ def _one_of_blocks(x: Tensor, expert: int, blocks: BlocksTriple) -> Tensor:
     native = _kernels_for(x)
     if native is None:
         return _from_rows(x, expert, blocks)
-    gate, up, down = (
-        (part.weights_of(expert), part.out_features)
-        for part in blocks
-    )
+    gate, up, down = ((part.weights_of(expert), part.out_features) for part in blocks)
     hidden = functional.silu(_linear(native, x, *gate)) * _linear(native, x, *up)
     return _linear(native, hidden, *down)
 

@@ -1,5 +1,7 @@
 """The matrices of loaded modules as the kernels for one token read them, in host memory."""
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from autoplace.models.backend import DTYPES
@@ -48,6 +50,18 @@ def experts_of(module: nn.Module) -> Mlp | None:
     parts = [_matrix(weight) for weight in operator.weights]
     gate, up, down = parts
     return None if gate is None or up is None or down is None else Mlp(gate, up, down)
+
+
+def mapped_blocks(root: nn.Module) -> list[NDArray[np.uint8]]:
+    """Every tensor below a module that its operator reads from the mapped file."""
+    found: list[HostBlocks] = []
+    for module in root.modules():
+        match module:
+            case KLinearCPUInfer():
+                found.append(module.blocks)
+            case KExpertsCPU():
+                found.extend(module.weights)
+    return [data.numpy() for blocks in found if not blocks.interleaved for data in blocks.data]
 
 
 def _with_bias(weight: Weight, bias: Tensor | None) -> Matrix | None:

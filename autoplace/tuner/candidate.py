@@ -35,6 +35,7 @@ class Problem:
     dtype: str
     basis: Basis
     cuda_graphs: str = "auto"
+    interleave: str = "auto"
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     calibration: Calibration = field(default_factory=Calibration)
     """What predictions start from."""
@@ -100,6 +101,7 @@ class Candidate:
             settings=self.settings,
             dtype=problem.dtype,
             cuda_graphs=problem.cuda_graphs,
+            interleave=problem.interleave,
             measure=problem.measure,
         )
 
