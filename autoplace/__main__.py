@@ -20,6 +20,7 @@ COMMANDS = {
     "probe": "autoplace.commands.probe",
     "plan": "autoplace.commands.plan",
     "check": "autoplace.commands.check",
+    "export": "autoplace.commands.export",
     "bench": "autoplace.commands.bench",
     "tune": "autoplace.commands.tune",
     "report": "autoplace.commands.report",

@@ -31,11 +31,12 @@ KERNELS_DIR = Path(__file__).parent / "kernels"
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=hidden")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
-_AMX = ("-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+_AVX512_BF16 = (*_AVX2, *_AVX512, "-mavx512bf16")
 PATH_FLAGS = {
     "path_avx2.cpp": _AVX2,
     "path_avx512.cpp": (*_AVX2, *_AVX512),
-    "path_amx.cpp": (*_AVX2, *_AVX512, *_AMX),
+    "path_bf16.cpp": _AVX512_BF16,
+    "path_amx.cpp": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16"),
 }
 """Only these files may use more than the baseline of the machine; they run where the CPU has it."""
 

@@ -1,5 +1,6 @@
 """DeepSeek-V2-Lite, V2, V3 and R1, Kimi-K2: MLA, and experts from some layer on."""
 
+import re
 from collections.abc import Iterator
 
 from autoplace.architectures.family import (
@@ -13,6 +14,7 @@ from autoplace.architectures.family import (
 )
 from autoplace.architectures.geometry import Geometry, Mla, Moe
 from autoplace.architectures.parts import (
+    EXPERT_LINEARS,
     Classes,
     causal_lm,
     causal_lm_tensors,
@@ -28,6 +30,7 @@ from autoplace.errors import AutoplaceError
 
 _V2 = Classes("ktransformers.models.modeling_deepseek", "DeepseekV2")
 _V3 = Classes("ktransformers.models.modeling_deepseek_v3", "DeepseekV3")
+_BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 _GATINGS = {1: "softmax", 2: "sigmoid"}
 """llama.cpp's `expert_gating_func`; V2 files older than the key mean softmax."""
 
@@ -94,9 +97,8 @@ def _norm(path: str, name: str, family: Classes, layer: int, tensor: str) -> Mod
 
 
 def _expert_modules(geometry: Geometry, experts: Module) -> Iterator[Module]:
-    names = ("gate_proj", "up_proj", "down_proj")
     num_experts = require_moe(geometry).num_experts
-    return each_expert(num_experts, experts, classes(geometry).of("MLP"), names)
+    return each_expert(num_experts, experts, classes(geometry).of("MLP"), EXPERT_LINEARS)
 
 
 def _tensors(geometry: Geometry, layout: FileLayout) -> Iterator[tuple[str, Shape]]:
@@ -171,8 +173,9 @@ def _count_layers(keys: Keys) -> tuple[int, int]:
     or leave them out (then they are the blocks past it).
     """
     counted = keys.integer("block_count")
-    blocks = {int(name.split(".")[1]) for name in keys.shapes if name.startswith("blk.")}
-    nextn = {int(name.split(".")[1]) for name in keys.shapes if ".nextn." in name}
+    found = [(match, name) for name in keys.shapes if (match := _BLOCK.match(name))]
+    blocks = {int(match[1]) for match, _ in found}
+    nextn = {int(match[1]) for match, name in found if ".nextn." in name}
     past_the_count = {block for block in blocks if block >= counted}
     mtp = max(keys.integer("nextn_predict_layers", 0), len(nextn | past_the_count))
     total = max(counted, *(block + 1 for block in blocks)) if blocks else counted

@@ -6,108 +6,66 @@ tensors, and config.json of zai-org/GLM-4.5 and GLM-4.5-Air.
 
 from collections.abc import Iterator
 
-from autoplace.architectures.family import (
-    Family,
-    FileLayout,
-    Keys,
-    Shape,
-    base_metadata,
-    read_rope,
-    require_moe,
-)
+from autoplace.architectures import family, parts
+from autoplace.architectures.family import Family, FileLayout, Keys, Shape
 from autoplace.architectures.geometry import Geometry, Gqa, Moe
-from autoplace.architectures.parts import (
-    Classes,
-    causal_lm,
-    causal_lm_tensors,
-    each_expert,
-    experts_tensors,
-    gqa_attention,
-    gqa_metadata,
-    gqa_tensors,
-    stacked_experts,
-    swiglu,
-    swiglu_tensors,
-)
+from autoplace.architectures.parts import Classes
 from autoplace.architectures.spec import Module, Role
 
 CLASSES = Classes("ktransformers.models.modeling_glm4_moe", "Glm4Moe")
-_NORM = "post_attention_norm"
-"""What llama.cpp calls the norm in front of the MLP here."""
 
 
 def _modules(geometry: Geometry, layout: FileLayout) -> Iterator[Module]:
     def layer_modules(layer: int) -> Iterator[Module]:
-        yield from gqa_attention(geometry, CLASSES, layer)
+        yield from parts.gqa_attention(geometry, CLASSES, layer)
         path = f"model.layers.{layer}.mlp"
         if layer < geometry.num_dense_lead_layers:
-            yield from swiglu(path, CLASSES.of("MLP"), Role.DENSE_LINEAR, layer)
+            yield from parts.swiglu(path, CLASSES.of("MLP"), Role.DENSE_LINEAR, layer)
             return
         yield Module(path, CLASSES.of("MoE"), Role.MLP, layer, is_moe=True)
-        yield stacked_experts(f"{path}.experts", layer)
+        yield parts.stacked_experts(f"{path}.experts", layer)
         tensors = (f"blk.{layer}.ffn_gate_inp.weight", f"blk.{layer}.exp_probs_b.bias")
         yield Module(f"{path}.gate", CLASSES.of("TopkRouter"), Role.ROUTER, layer, tensors)
         shared = f"{path}.shared_experts"
-        yield from swiglu(shared, CLASSES.of("MLP"), Role.SHARED_LINEAR, layer, "_shexp")
+        yield from parts.swiglu(shared, CLASSES.of("MLP"), Role.SHARED_LINEAR, layer, "_shexp")
 
-    tree = causal_lm(geometry, CLASSES, layer_modules, model_rotary=True)
-    for module in tree:
-        yield _renamed(module)
-
-
-def _renamed(module: Module) -> Module:
-    """`ffn_norm` of other families is `post_attention_norm` in these files."""
-    if not module.path.endswith("post_attention_layernorm"):
-        return module
-    tensors = (f"blk.{module.layer}.{_NORM}.weight",)
-    return Module(module.path, module.class_name, module.role, module.layer, tensors)
+    tree = parts.causal_lm(geometry, CLASSES, layer_modules, model_rotary=True)
+    return parts.with_post_attention_norm(tree)
 
 
 def _expert_modules(geometry: Geometry, experts: Module) -> Iterator[Module]:
-    names = ("gate_proj", "up_proj", "down_proj")
-    return each_expert(require_moe(geometry).num_experts, experts, CLASSES.of("MLP"), names)
+    num_experts = family.require_moe(geometry).num_experts
+    return parts.each_expert(num_experts, experts, CLASSES.of("MLP"), parts.EXPERT_LINEARS)
 
 
 def layer_tensors(geometry: Geometry, layer: int) -> Iterator[tuple[str, Shape]]:
     """One layer's tensors; also those of the MTP layer, which is a MoE layer past the last."""
-    moe = require_moe(geometry)
-    for name, shape in gqa_tensors(geometry, layer):
-        yield name.replace(".ffn_norm.", f".{_NORM}."), shape
+    moe = family.require_moe(geometry)
+    yield from parts.gqa_tensors_with_post_attention_norm(geometry, layer)
     if layer < geometry.num_dense_lead_layers:
-        yield from swiglu_tensors(layer, geometry.hidden, geometry.dense_ffn)
+        yield from parts.swiglu_tensors(layer, geometry.hidden, geometry.dense_ffn)
         return
-    yield from experts_tensors(geometry, layer)
+    yield from parts.experts_tensors(geometry, layer)
     yield f"blk.{layer}.exp_probs_b.bias", (moe.num_experts,)
-    yield from swiglu_tensors(layer, geometry.hidden, moe.shared_ffn, "_shexp")
+    yield from parts.swiglu_tensors(layer, geometry.hidden, moe.shared_ffn, "_shexp")
 
 
 def _tensors(geometry: Geometry, layout: FileLayout) -> Iterator[tuple[str, Shape]]:
-    return causal_lm_tensors(geometry, lambda layer: layer_tensors(geometry, layer))
+    return parts.causal_lm_tensors(geometry, lambda layer: layer_tensors(geometry, layer))
 
 
 def _read_geometry(keys: Keys) -> Geometry:
-    """`block_count` counts the MTP layer."""
-    num_mtp_layers = keys.integer("nextn_predict_layers", 0)
     expert_ffn = keys.integer("expert_feed_forward_length")
-    rope_dim = keys.integer("rope.dimension_count")
-    return Geometry(
-        architecture="glm4moe",
-        num_layers=keys.integer("block_count") - num_mtp_layers,
-        num_dense_lead_layers=keys.integer("leading_dense_block_count", 0),
-        hidden=keys.integer("embedding_length"),
-        num_heads=keys.integer("attention.head_count"),
-        dense_ffn=keys.integer("feed_forward_length"),
-        vocab=keys.vocab(),
-        context_length=keys.integer("context_length"),
-        rms_eps=keys.real("attention.layer_norm_rms_epsilon"),
-        attention=Gqa(
+    return parts.read_gqa_geometry(
+        keys,
+        "glm4moe",
+        Gqa(
             keys.integer("attention.head_count_kv"),
             keys.integer("attention.key_length"),
             qkv_bias="blk.0.attn_q.bias" in keys.shapes,
             qk_norm="blk.0.attn_q_norm.weight" in keys.shapes,
         ),
-        rope=read_rope(keys, dim=rope_dim, interleaved=False),
-        moe=Moe(
+        Moe(
             num_experts=keys.integer("expert_count"),
             top_k=keys.integer("expert_used_count"),
             expert_ffn=expert_ffn,
@@ -117,16 +75,17 @@ def _read_geometry(keys: Keys) -> Geometry:
             routed_scaling=keys.real("expert_weights_scale", 1.0),
             expert_bias=True,
         ),
-        tied_embeddings="output.weight" not in keys.shapes,
-        num_mtp_layers=num_mtp_layers,
+        rope_dim=keys.integer("rope.dimension_count"),
+        num_dense_lead_layers=keys.integer("leading_dense_block_count", 0),
+        num_mtp_layers=keys.integer("nextn_predict_layers", 0),
     )
 
 
 def _metadata(geometry: Geometry, layout: FileLayout) -> dict[str, object]:
-    moe = require_moe(geometry)
+    moe = family.require_moe(geometry)
     return (
-        base_metadata(geometry)
-        | gqa_metadata(geometry)
+        family.base_metadata(geometry)
+        | parts.gqa_metadata(geometry)
         | {
             "leading_dense_block_count": geometry.num_dense_lead_layers,
             "expert_feed_forward_length": moe.expert_ffn,

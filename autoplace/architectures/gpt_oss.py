@@ -6,30 +6,13 @@ tensors, and config.json of openai/gpt-oss-20b.
 
 from collections.abc import Iterator
 
-from autoplace.architectures.family import (
-    Family,
-    FileLayout,
-    Keys,
-    Shape,
-    base_metadata,
-    read_rope,
-    require_moe,
-)
+from autoplace.architectures import family, parts
+from autoplace.architectures.family import Family, FileLayout, Keys, Shape
 from autoplace.architectures.geometry import Geometry, Gqa, Moe
-from autoplace.architectures.parts import (
-    Classes,
-    causal_lm,
-    causal_lm_tensors,
-    each_expert,
-    experts_tensors,
-    gqa_metadata,
-    gqa_tensors,
-    linear,
-)
+from autoplace.architectures.parts import Classes
 from autoplace.architectures.spec import Module, Role
 
 CLASSES = Classes("transformers.models.gpt_oss.modeling_gpt_oss", "GptOss")
-_NORM = "post_attention_norm"
 
 
 def _gqa(geometry: Geometry) -> Gqa:
@@ -45,7 +28,7 @@ def _modules(geometry: Geometry, layout: FileLayout) -> Iterator[Module]:
         yield Module(attention, CLASSES.of("Attention"), Role.ATTENTION, layer, sinks)
         for name, tensor in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "output")):
             tensors = (f"{block}.attn_{tensor}.{part}" for part in ("weight", "bias"))
-            yield linear(f"{attention}.{name}_proj", Role.ATTENTION_LINEAR, layer, *tensors)
+            yield parts.linear(f"{attention}.{name}_proj", Role.ATTENTION_LINEAR, layer, *tensors)
         mlp = f"{path}.mlp"
         yield Module(mlp, CLASSES.of("MLP"), Role.MLP, layer, is_moe=True)
         router = tuple(f"{block}.ffn_gate_inp.{part}" for part in ("weight", "bias"))
@@ -57,53 +40,37 @@ def _modules(geometry: Geometry, layout: FileLayout) -> Iterator[Module]:
         )
         yield Module(f"{mlp}.experts", CLASSES.of("Experts"), Role.EXPERTS, layer, experts)
 
-    for module in causal_lm(geometry, CLASSES, layer_modules, model_rotary=True):
-        yield _renamed(module)
-
-
-def _renamed(module: Module) -> Module:
-    if not module.path.endswith("post_attention_layernorm"):
-        return module
-    tensors = (f"blk.{module.layer}.{_NORM}.weight",)
-    return Module(module.path, module.class_name, module.role, module.layer, tensors)
+    tree = parts.causal_lm(geometry, CLASSES, layer_modules, model_rotary=True)
+    return parts.with_post_attention_norm(tree)
 
 
 def _expert_modules(geometry: Geometry, experts: Module) -> Iterator[Module]:
     """Hugging Face keeps the experts stacked: nothing is below them."""
-    return each_expert(0, experts, CLASSES.of("MLP"), ())
+    return parts.each_expert(0, experts, CLASSES.of("MLP"), ())
 
 
 def _tensors(geometry: Geometry, layout: FileLayout) -> Iterator[tuple[str, Shape]]:
     def layer_tensors(layer: int) -> Iterator[tuple[str, Shape]]:
         block = f"blk.{layer}"
-        for name, shape in gqa_tensors(geometry, layer):
-            yield name.replace(".ffn_norm.", f".{_NORM}."), shape
+        yield from parts.gqa_tensors_with_post_attention_norm(geometry, layer)
         yield f"{block}.attn_output.bias", (geometry.hidden,)
         yield f"{block}.attn_sinks.weight", (geometry.num_heads,)
-        moe = require_moe(geometry)
+        moe = family.require_moe(geometry)
         yield f"{block}.ffn_gate_inp.bias", (moe.num_experts,)
-        for name, shape in experts_tensors(geometry, layer):
+        for name, shape in parts.experts_tensors(geometry, layer):
             yield name, shape
             if name.endswith("_exps.weight"):
                 yield name.replace(".weight", ".bias"), shape[:-1]
 
-    return causal_lm_tensors(geometry, layer_tensors)
+    return parts.causal_lm_tensors(geometry, layer_tensors)
 
 
 def _read_geometry(keys: Keys) -> Geometry:
     head_dim = keys.integer("attention.key_length")
-    rope_dim = keys.integer("rope.dimension_count", head_dim)
-    return Geometry(
-        architecture="gpt-oss",
-        num_layers=keys.integer("block_count"),
-        num_dense_lead_layers=0,
-        hidden=keys.integer("embedding_length"),
-        num_heads=keys.integer("attention.head_count"),
-        dense_ffn=0,
-        vocab=keys.vocab(),
-        context_length=keys.integer("context_length"),
-        rms_eps=keys.real("attention.layer_norm_rms_epsilon"),
-        attention=Gqa(
+    return parts.read_gqa_geometry(
+        keys,
+        "gpt-oss",
+        Gqa(
             keys.integer("attention.head_count_kv"),
             head_dim,
             qkv_bias=True,
@@ -111,25 +78,24 @@ def _read_geometry(keys: Keys) -> Geometry:
             sinks=True,
             sliding_window=keys.integer("attention.sliding_window"),
         ),
-        rope=read_rope(keys, dim=rope_dim, interleaved=False),
-        moe=Moe(
+        Moe(
             num_experts=keys.integer("expert_count"),
             top_k=keys.integer("expert_used_count"),
             expert_ffn=keys.integer("expert_feed_forward_length"),
             normalise_top_k=True,
             linear_biases=True,
         ),
-        tied_embeddings="output.weight" not in keys.shapes,
+        rope_dim=keys.integer("rope.dimension_count", head_dim),
     )
 
 
 def _metadata(geometry: Geometry, layout: FileLayout) -> dict[str, object]:
     return (
-        base_metadata(geometry)
-        | gqa_metadata(geometry)
+        family.base_metadata(geometry)
+        | parts.gqa_metadata(geometry)
         | {
             "attention.sliding_window": _gqa(geometry).sliding_window,
-            "expert_feed_forward_length": require_moe(geometry).expert_ffn,
+            "expert_feed_forward_length": family.require_moe(geometry).expert_ffn,
         }
     )
 

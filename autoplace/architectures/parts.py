@@ -1,7 +1,7 @@
 """The pieces that the families' module trees are made of."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoplace.architectures.family import Keys, Shape, base_metadata, read_rope, require_moe
 from autoplace.architectures.geometry import Geometry, Gqa, Moe
@@ -94,6 +94,9 @@ def stacked_experts(path: str, layer: int) -> Module:
     return Module(path, MODULE_LIST, Role.EXPERTS, layer, tensors)
 
 
+EXPERT_LINEARS = ("gate_proj", "up_proj", "down_proj")
+
+
 def each_expert(
     num_experts: int, experts: Module, cls: str, linears: tuple[str, ...]
 ) -> Iterator[Module]:
@@ -166,21 +169,60 @@ def read_qwen_geometry(
     hidden, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", hidden // num_heads)
     num_kv_heads = keys.integer("attention.head_count_kv", num_heads)
+    attention = Gqa(num_kv_heads, head_dim, qkv_bias=qkv_bias, qk_norm=qk_norm)
+    return read_gqa_geometry(keys, architecture, attention, moe, rope_dim=head_dim)
+
+
+def read_gqa_geometry(
+    keys: Keys,
+    architecture: str,
+    attention: Gqa,
+    moe: Moe,
+    *,
+    rope_dim: int,
+    num_dense_lead_layers: int = 0,
+    num_mtp_layers: int = 0,
+) -> Geometry:
+    """The geometry of a family with grouped-query attention and NeoX rotary, from its header.
+
+    `block_count` counts MTP layers.
+    """
     return Geometry(
         architecture=architecture,
-        num_layers=keys.integer("block_count"),
-        num_dense_lead_layers=0,
-        hidden=hidden,
-        num_heads=num_heads,
-        dense_ffn=0,
+        num_layers=keys.integer("block_count") - num_mtp_layers,
+        num_dense_lead_layers=num_dense_lead_layers,
+        hidden=keys.integer("embedding_length"),
+        num_heads=keys.integer("attention.head_count"),
+        dense_ffn=keys.integer("feed_forward_length") if num_dense_lead_layers else 0,
         vocab=keys.vocab(),
         context_length=keys.integer("context_length"),
         rms_eps=keys.real("attention.layer_norm_rms_epsilon"),
-        attention=Gqa(num_kv_heads, head_dim, qkv_bias=qkv_bias, qk_norm=qk_norm),
-        rope=read_rope(keys, dim=head_dim, interleaved=False),
+        attention=attention,
+        rope=read_rope(keys, dim=rope_dim, interleaved=False),
         moe=moe,
         tied_embeddings="output.weight" not in keys.shapes,
+        num_mtp_layers=num_mtp_layers,
     )
+
+
+POST_ATTENTION_NORM = "post_attention_norm"
+"""What llama.cpp calls the norm in front of the MLP in newer families; `ffn_norm` in older ones."""
+
+
+def with_post_attention_norm(modules: Iterator[Module]) -> Iterator[Module]:
+    """The tree of a family whose files call that norm so."""
+    for module in modules:
+        if module.path.endswith("post_attention_layernorm"):
+            module = replace(module, tensors=(f"blk.{module.layer}.{POST_ATTENTION_NORM}.weight",))
+        yield module
+
+
+def gqa_tensors_with_post_attention_norm(
+    geometry: Geometry, layer: int
+) -> Iterator[tuple[str, Shape]]:
+    """`gqa_tensors` with that norm's newer name."""
+    for name, shape in gqa_tensors(geometry, layer):
+        yield name.replace(".ffn_norm.", f".{POST_ATTENTION_NORM}."), shape
 
 
 def _gqa(geometry: Geometry) -> Gqa:

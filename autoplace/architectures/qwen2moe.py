@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from autoplace.architectures.family import Family, FileLayout, Keys, Shape, require_moe
 from autoplace.architectures.geometry import Geometry, Moe
 from autoplace.architectures.parts import (
+    EXPERT_LINEARS,
     Classes,
     causal_lm,
     causal_lm_tensors,
@@ -43,8 +44,9 @@ def _modules(geometry: Geometry, layout: FileLayout) -> Iterator[Module]:
 
 
 def _expert_modules(geometry: Geometry, experts: Module) -> Iterator[Module]:
-    names = ("gate_proj", "up_proj", "down_proj")
-    return each_expert(require_moe(geometry).num_experts, experts, CLASSES.of("MLP"), names)
+    return each_expert(
+        require_moe(geometry).num_experts, experts, CLASSES.of("MLP"), EXPERT_LINEARS
+    )
 
 
 def _tensors(geometry: Geometry, layout: FileLayout) -> Iterator[tuple[str, Shape]]:

@@ -37,7 +37,7 @@ def family(architecture: str) -> Family:
     """The family of a `general.architecture`, or the error that lists the known ones."""
     if architecture not in FAMILIES:
         raise AutoplaceError(
-            f"expected a model of a known architecture but got {architecture!r}; "
+            f"expected a model of a known architecture but got {architecture[:40]!r}; "
             f"there are {', '.join(sorted(FAMILIES))}"
         )
     return FAMILIES[architecture]
@@ -52,11 +52,12 @@ def spec_from_gguf(gguf: "GGUFFile", *, name: str | None = None) -> ModelSpec:
     if not isinstance(architecture, str):
         raise AutoplaceError(
             f"metadata key 'general.architecture' should name the model's family but is "
-            f"{architecture!r}; there are {', '.join(sorted(FAMILIES))}"
+            f"{str(architecture)[:40]!r}; there are {', '.join(sorted(FAMILIES))}"
         )
     known = family(architecture)
     shapes = {tensor: info.shape for tensor, info in gguf.tensors.items()}
     geometry = known.read_geometry(Keys(architecture, gguf.metadata, shapes))
+    _check_layers(geometry, shapes)
     layout = FileLayout(
         split_kv_b=any(tensor.endswith(".attn_k_b.weight") for tensor in shapes),
         stacked_experts=not any(tensor.endswith(".ffn_gate.0.weight") for tensor in shapes),
@@ -138,6 +139,16 @@ def _mtp_tensors(geometry: Geometry, layout: FileLayout, layer: int) -> Iterator
     yield f"blk.{layer}.nextn.eh_proj.weight", (hidden, 2 * hidden)
     for norm in ("enorm", "hnorm", "shared_head_norm"):
         yield f"blk.{layer}.nextn.{norm}.weight", (hidden,)
+
+
+def _check_layers(geometry: Geometry, shapes: Mapping[str, Shape]) -> None:
+    """Every layer has tensors: refuse a count that would make us list millions of them."""
+    num_layers = geometry.num_layers + geometry.num_mtp_layers
+    if not 0 < geometry.num_layers <= num_layers <= len(shapes):
+        raise AutoplaceError(
+            f"the header says {geometry.num_layers} layers and {geometry.num_mtp_layers} more for "
+            f"multi-token prediction, but the file has {len(shapes)} tensors"
+        )
 
 
 def _check_tensors(expected: Mapping[str, Shape], shapes: Mapping[str, Shape]) -> None:

@@ -6,8 +6,9 @@ correct what the operators say alone (`probe_fit`).
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +16,14 @@ import torch
 from autoplace.architectures.spec import ModelSpec
 from autoplace.bench.metrics import Spread
 from autoplace.bench.probe_fit import correct
+from autoplace.bench.probe_gpu import probe_gpus
+from autoplace.bench.probe_numa import numa_nodes, probe_numa, remote_share
 from autoplace.bench.probe_rates import Figure, measure_rates
 from autoplace.bench.probe_sample import Timed, time_sample
 from autoplace.bench.threads import set_threads
 from autoplace.bench.usage import Counters
 from autoplace.errors import AutoplaceError
-from autoplace.hardware.fingerprint import fingerprint
+from autoplace.hardware.fingerprint import description, fingerprint
 from autoplace.hardware.machine import Machine
 from autoplace.models.backend import kernels as built_kernels
 from autoplace.native import Kernels
@@ -36,7 +39,7 @@ from autoplace.units import MIB
 
 READ_BYTES = 256 * MIB
 PREFILL_TOKENS = (32, 128)
-ALONE_SHARE = 0.3
+ALONE_SHARE = 0.25
 """Of the time: operators one by one; the rest is for the sample."""
 SMALL_CALLS = 60
 """Small calls of torch around the operators of one layer, counted in the builtin engine's decode
@@ -52,6 +55,11 @@ class Probe:
     seconds: float
     other_share: float
     """Of the host's CPU time, that other processes took meanwhile: more makes rates too low."""
+
+    @property
+    def remote_share(self) -> float | None:
+        """Reading another NUMA node's memory over reading one's own; None with one node."""
+        return remote_share(self.figures)
 
 
 def probe(
@@ -79,6 +87,8 @@ def probe(
         note(read_bandwidth(kernels, num_threads))
         note(small_calls(spec, num_threads))
     note(hand_over(kernels, threads[-1]))
+    for figure in (*probe_numa(numa_nodes()), *probe_gpus(machine, threads[-1])):
+        note(figure)
     families = ("blocks", "dense", *(("marlin4", "marlin8") if machine.emulated else ()))
     for figure in measure_rates(
         spec,
@@ -96,7 +106,7 @@ def probe(
     for one in time_sample(spec, machine, families, threads, deadline_s=begin + time_limit_s):
         passes.append(one)
         note(_pass_figure(one))
-    calibration = correct(alone, machine, passes)
+    calibration = replace(correct(alone, machine, passes), described=description(machine))
     other_share = before.until(Counters.now()).other_share
     return Probe(tuple(figures), calibration, time.monotonic() - begin, other_share)
 
@@ -119,10 +129,30 @@ def calibration_of(
                 for threads, small_s in _curve(figures, "small call").items()
             },
         ),
+        **_of_gpus(figures),
         handover_s=next(f.rate.median for f in figures if f.what == "hand-over"),
         decode_error=PROBED_DECODE_ERROR,
         prefill_error=PROBED_PREFILL_ERROR,
     )
+
+
+def _of_gpus(figures: Sequence[Figure]) -> dict[str, Any]:
+    """A calibration's figures of real GPUs; empty ones where there is none."""
+    by_name = {figure.what: figure.rate.median for figure in figures}
+    memory = {w.split()[1]: v for w, v in by_name.items() if w.startswith("memory ")}
+    launches = {w.split()[1]: v for w, v in by_name.items() if w.startswith("launch ")}
+    links = {}
+    for gpu in memory:
+        once = by_name[f"hand-over {gpu}"]
+        links[f"cpu {gpu}"] = once, by_name[f"cpu to {gpu}, pinned"]
+        links[f"{gpu} cpu"] = once, by_name[f"{gpu} to cpu, pinned"]
+        for other in memory:
+            if other != gpu:
+                links[f"{gpu} {other}"] = (
+                    by_name[f"hop {gpu} to {other}"],
+                    by_name[f"{gpu} to {other}"],
+                )
+    return {"gpu_bytes_per_s": memory, "launch_s": launches, "links": links}
 
 
 def _around_a_layer(spec: ModelSpec, small_s: float, bytes_per_s: float) -> Mapping[float, float]:

@@ -6,9 +6,11 @@ usual layers with random weights, loads it under a few uniform placements, and t
 and whole chunks, under every number of threads.
 """
 
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -22,6 +24,7 @@ from autoplace.bench.metrics import Spread
 from autoplace.bench.threads import set_threads
 from autoplace.engine.loader import load_model
 from autoplace.engine.model import HybridModel
+from autoplace.errors import AutoplaceError
 from autoplace.hardware.ledger import Ledger
 from autoplace.hardware.machine import Machine
 from autoplace.placement.expand import Expander
@@ -33,14 +36,20 @@ from autoplace.weights.gguf_file import GGUFFile
 from autoplace.weights.synthesize import write_gguf
 from autoplace.workload import Workload
 
-MOST_WEIGHTS = 160_000_000
+logger = logging.getLogger(__name__)
+
+MOST_WEIGHTS = 200_000_000
 """Of the layers: more than caches hold, and written and packed in seconds."""
 MOST_HEAD_WEIGHTS = 40_000_000
 CHUNKS = (32, 128)
 DECODED = 8
 SHORT, LONG = 16, 768
 """Positions in the cache while tokens are decoded."""
-NUM_REPEATS = 3
+NUM_REPEATS, NUM_ROUNDS = 2, 2
+"""Everything is timed in rounds, so that what disturbs one of them is seen in the other."""
+LEAST_REPEAT_S = 0.12
+"""Of one repeat: short calls are made again until then."""
+GPU_FAMILIES = ("marlin4", "marlin8", "dense")
 QUANT = "q4_k_m"
 """Of tensors that the model does not have under the names of its own geometry."""
 
@@ -71,7 +80,7 @@ class Sample:
     @property
     def workload(self) -> Workload:
         """As long as anything that is timed."""
-        most = max(LONG + DECODED * (NUM_REPEATS + 2), max(CHUNKS))
+        most = max(LONG + DECODED, max(CHUNKS))
         return Workload("sample", max(CHUNKS), 1, min(most, self.spec.geometry.context_length))
 
 
@@ -140,32 +149,40 @@ def sample_placements(
 ) -> Iterator[Placement]:
     """Every family for everything, and every other one beside experts in GGUF blocks.
 
-    Packed weights are on the first emulated GPU, everything else on the host.
+    Packed weights are on the first GPU, everything else on the host. On a real GPU packed and
+    plain weights are timed besides.
     """
-    pairs = [(family, family) for family in families]
+    homes = dict.fromkeys(families, machine.host.name)
+    homes |= {f: machine.gpus[0].name for f in families if f.startswith("marlin")}
+    yield from _uniform(spec, homes, machine.host.name)
+    if machine.gpus and not machine.emulated:
+        gpu = dict.fromkeys(GPU_FAMILIES, machine.gpus[0].name)
+        yield from _uniform(spec, gpu, machine.host.name)
+
+
+def _uniform(spec: ModelSpec, homes: Mapping[str, str], host: str) -> Iterator[Placement]:
+    """`homes`: family → the device that its weights are on."""
+    pairs = [(family, family) for family in homes]
     if spec.moe_layers:
-        pairs[2:2] = [(family, "blocks") for family in families if family != "blocks"]
+        beside = [(family, "blocks") for family in homes if family != "blocks"]
+        pairs = [*pairs[:2], *beside, *pairs[2:]]
     mlp_layers = layers_with(spec, GROUPS["mlp"])
     for linears, experts in pairs:
-        home = machine.gpus[0].name if linears.startswith("marlin") else machine.host.name
+        home = homes[linears]
         linear_name, _, bits = _OPERATORS[linears]
         linear = Choice(home, linear_name, bits)
         _, experts_name, bits = _OPERATORS[experts]
-        there = home if experts.startswith("marlin") else machine.host.name
-        routed = Choice(there, experts_name, bits)
-        yield Placement(
-            "builtin",
-            tuple(
-                LayerPlacement(
-                    home,
-                    linear,
-                    linear if layer in mlp_layers else None,
-                    routed if layer in spec.moe_layers else None,
-                )
-                for layer in range(spec.geometry.num_layers)
-            ),
-            linear,
+        routed = Choice(host if experts == "blocks" else homes[experts], experts_name, bits)
+        layers = tuple(
+            LayerPlacement(
+                home,
+                linear,
+                linear if layer in mlp_layers else None,
+                routed if layer in spec.moe_layers else None,
+            )
+            for layer in range(spec.geometry.num_layers)
         )
+        yield Placement("builtin", layers, linear)
 
 
 def time_sample(
@@ -176,16 +193,21 @@ def time_sample(
     *,
     deadline_s: float,
 ) -> Iterator[Timed]:
-    """Passes under every placement and number of threads, the most threads first.
+    """Passes under every placement and number of threads, the most threads first, round by round.
 
     What is late is left out; `deadline_s` is on `time.monotonic`'s clock.
     """
     with TemporaryDirectory(prefix="autoplace-probe-") as folder:
         sample = write_sample(spec, Path(folder))
-        for number, placement in enumerate(sample_placements(sample.spec, machine, families)):
+        placements = list(sample_placements(sample.spec, machine, families))
+        for number, placement in enumerate(placements * NUM_ROUNDS):
             if time.monotonic() > deadline_s:
                 return
-            model = load(sample, placement, machine)
+            try:
+                model = load(sample, placement, machine)
+            except AutoplaceError as problem:
+                logger.warning("a placement of the sample is left out: %s", problem)
+                continue
             try:
                 for num_threads in sorted(threads, reverse=True):
                     set_threads(num_threads)
@@ -194,7 +216,7 @@ def time_sample(
                         sample,
                         placement,
                         num_threads,
-                        positions=(SHORT, LONG) if number == 0 else (SHORT,),
+                        positions=(SHORT, LONG) if number % len(placements) == 0 else (SHORT,),
                         deadline_s=deadline_s,
                     )
             finally:
@@ -227,31 +249,34 @@ def _passes(
     rng = np.random.default_rng(0)
     vocab, context = sample.spec.geometry.vocab, sample.workload.context_tokens
 
-    def decode() -> None:
+    def decode(position: int) -> None:
+        model.position = position
         for token in rng.integers(0, vocab, DECODED):
             int(model.decode(int(token)).argmax())
 
+    def prefill(chunk: list[int]) -> None:
+        model.reset()
+        int(model.prefill(chunk).argmax())
+
     for position in positions:
-        if position + DECODED * (NUM_REPEATS + 1) <= context and time.monotonic() < deadline_s:
-            model.position = position
-            yield Timed(sample.spec, placement, num_threads, 1, position, _times(decode, DECODED))
+        if position + DECODED <= context and time.monotonic() < deadline_s:
+            spread = _times(partial(decode, position), DECODED)
+            yield Timed(sample.spec, placement, num_threads, 1, position, spread)
     for tokens in CHUNKS:
         chunk = [int(token) for token in rng.integers(0, vocab, tokens)]
-
-        def prefill(chunk: list[int] = chunk) -> None:
-            model.reset()
-            int(model.prefill(chunk).argmax())
-
         if tokens <= context and time.monotonic() < deadline_s:
-            yield Timed(sample.spec, placement, num_threads, tokens, 0, _times(prefill, 1))
+            spread = _times(partial(prefill, chunk), 1)
+            yield Timed(sample.spec, placement, num_threads, tokens, 0, spread)
 
 
 def _times(call: Callable[[], None], count: int) -> Spread:
-    """Seconds of a few calls over `count`, after one for warming up."""
+    """Seconds of a few repeats over `count` a call, after one call for warming up."""
     call()
     seconds = []
     for _ in range(NUM_REPEATS):
-        begin = time.perf_counter()
-        call()
-        seconds.append((time.perf_counter() - begin) / count)
+        begin, calls = time.perf_counter(), 0
+        while calls == 0 or time.perf_counter() - begin < LEAST_REPEAT_S:
+            call()
+            calls += 1
+        seconds.append((time.perf_counter() - begin) / (calls * count))
     return Spread(median(seconds), min(seconds), max(seconds), len(seconds))

@@ -10,6 +10,8 @@ from autoplace.bench.footprint import Footprint
 from autoplace.bench.metrics import Metrics, Outcome, Spread, Status
 from autoplace.bench.request import TrialRequest
 from autoplace.bench.trial_process import TrialProcess, WorkerDiedError, WorkerTimedOutError
+from autoplace.catalog.llama_cpp import ENGINE as LLAMA_CPP
+from autoplace.commands.bench_llama_cpp import prepare_llama_cpp
 from autoplace.commands.fit import Fit, fit_document, fit_of, verdict
 from autoplace.commands.model_source import describe_model, model_file
 from autoplace.commands.output import answer_console, print_json, progress_console, table
@@ -45,8 +47,11 @@ class Benched:
 def run(config: BenchConfig) -> int:
     """0 for numbers, 1 where there can be none (out of memory, …), 2 refused, 3 crashed."""
     _refuse_what_is_not_measured(config)
-    rule_file = load_rules(config.rules)
-    benched = _bench(config, rule_file)
+    if config.engine.name == LLAMA_CPP:
+        benched = _bench_llama_cpp(config)
+    else:
+        assert config.rules is not None
+        benched = _bench(config, load_rules(config.rules))
     if config.output == "json":
         print_json("bench", _document(benched))
     else:
@@ -57,9 +62,10 @@ def run(config: BenchConfig) -> int:
 def _refuse_what_is_not_measured(config: BenchConfig) -> None:
     if config.measure.predicted:
         raise AutoplaceError("bench measures; plan with the same words predicts")
-    if config.engine.name != "builtin":
+    if config.engine.name not in ("builtin", LLAMA_CPP):
         raise AutoplaceError(
-            f"engine={config.engine.name} cannot be measured here, only engine=builtin; plan it"
+            f"engine={config.engine.name} cannot be measured here, only builtin and {LLAMA_CPP}; "
+            "plan it"
         )
 
 
@@ -98,6 +104,16 @@ def _bench(config: BenchConfig, rule_file: RuleFile) -> Benched:
 
 
 def _measured(config: BenchConfig, request: TrialRequest) -> Outcome:
+def _bench_llama_cpp(config: BenchConfig) -> Benched:
+    ready = prepare_llama_cpp(config)
+    progress_console().print(f"predicted: {verdict(ready.fit)}")
+    outcome = _measured(config, ready.request)
+    spec = ready.spec
+    return Benched(
+        config, spec.name, spec.fingerprint, ready.settings, ready.fit, outcome, footprint=None
+    )
+
+
     runner = _runner(config)
     try:
         progress_console().print("measuring")

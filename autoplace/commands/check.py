@@ -12,7 +12,7 @@ from autoplace.config import CheckConfig
 from autoplace.errors import AutoplaceError
 from autoplace.placement.breakdown import breakdown
 from autoplace.placement.facts import facts
-from autoplace.placement.remedies import smallest_changes
+from autoplace.placement.remedies import Change, smallest_changes
 from autoplace.placement.situation import Situation
 from autoplace.rules.explain import explain
 from autoplace.rules.families import is_served
@@ -46,6 +46,9 @@ def check_file(config: CheckConfig, spec: ModelSpec, path: Path) -> Answer:
     """Everything about one rule file; with `fix=` the mended file is written too."""
     rule_file = read_rules(read_text(path), source=str(path))
     examined = examine(rule_file, spec, engine=config.engine.name, machine=config.machine)
+    if rule_file.is_unreadable:
+        reason = "nothing of the file could be read"
+        return Answer(path.name, spec.name, examined.findings, None, reason)
     explanations = (
         explain(
             config.explain,
@@ -69,7 +72,7 @@ def check_file(config: CheckConfig, spec: ModelSpec, path: Path) -> Answer:
         findings=examined.findings,
         fit=fit_of(plan, config.machine),
         facts=[*not_mended, *facts(situation)],
-        changes=smallest_changes(situation) if situation.over else (),
+        changes=_changes(situation),
         shares=breakdown(
             spec,
             examined.assignment,
@@ -78,6 +81,11 @@ def check_file(config: CheckConfig, spec: ModelSpec, path: Path) -> Answer:
         ),
         explanations=explanations,
     )
+
+
+def _changes(situation: Situation) -> list[Change]:
+    """None where experts stay plain: the findings say why, and `fix=` mends that first."""
+    return [] if situation.plain_experts or not situation.over else smallest_changes(situation)
 
 
 def _fix(config: CheckConfig, examined: Examined, situation: Situation) -> list[str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -11,13 +11,23 @@ from autoplace.commands.fit import DeviceFit, Fit, fit_document, fit_table, zone
 from autoplace.commands.output import answer_console, table
 from autoplace.config import CheckConfig
 from autoplace.placement.breakdown import Share
-from autoplace.placement.remedies import Change
+from autoplace.placement.memory import MemoryPlan
 from autoplace.placement.zones import Zone
 from autoplace.rules.explain import Explanation
 from autoplace.rules.finding import Finding, Severity
 from autoplace.units import format_bytes
 
 _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.ADVICE: "cyan"}
+
+
+class Proposal(Protocol):
+    """A change after which everything fits: of rules (`Change`), or of flags."""
+
+    @property
+    def what(self) -> str: ...
+
+    @property
+    def plan(self) -> MemoryPlan: ...
 
 
 @dataclass(frozen=True)
@@ -30,7 +40,7 @@ class Answer:
     fit: Fit | None
     no_fit_reason: str = ""
     facts: Sequence[str] = ()
-    changes: Sequence[Change] = ()
+    changes: Sequence[Proposal] = ()
     shares: Sequence[Share] = ()
     explanations: Sequence[Explanation] = ()
     launch: Sequence[str] = ()
@@ -57,7 +67,7 @@ def document(config: CheckConfig, answer: Answer) -> dict[str, Any]:
         "findings": [_finding(finding) for finding in answer.findings],
         "memory": _memory(answer) if answer.fit else None,
         "no_memory_because": answer.no_fit_reason or None,
-        "changes": [_change(change) for change in answer.changes],
+        "changes": [_change(config, change) for change in answer.changes],
         "explain": [_explanation(one) for one in answer.explanations],
         "launch": list(answer.launch),
     }
@@ -94,12 +104,12 @@ def _memory(answer: Answer) -> dict[str, Any]:
     return fit_document(answer.fit) | {"tightest": tightest(answer.fit), "weights": shares}
 
 
-def _change(change: Change) -> dict[str, Any]:
-    plan = change.after.plan
+def _change(config: CheckConfig, change: Proposal) -> dict[str, Any]:
+    plan = change.plan
     return {
         "what": change.what,
         "peak_bytes": {device: memory.peak for device, memory in plan.by_device.items()},
-        "left_bytes": {d: -over for d, over in plan.overrun_bytes(change.after.machine).items()},
+        "left_bytes": {d: -over for d, over in plan.overrun_bytes(config.machine).items()},
     }
 
 
@@ -198,9 +208,9 @@ def _shares_table(shares: Sequence[Share]) -> Table:
     return rows
 
 
-def _change_lines(changes: Sequence[Change]) -> Iterator[str]:
+def _change_lines(changes: Sequence[Proposal]) -> Iterator[str]:
     for change in changes:
-        plan = change.after.plan
+        plan = change.plan
         peaks = ", ".join(
             f"{device} {memory.peak:,} B ({format_bytes(memory.peak)})"
             for device, memory in plan.by_device.items()

@@ -1,11 +1,14 @@
 """`plan`: the placements that are predicted to be best, what they need, and why; no measuring."""
 
+from autoplace.catalog import llama_cpp
 from autoplace.commands.compare import compare
 from autoplace.commands.model_source import describe_model
 from autoplace.commands.output import print_json, progress_console
 from autoplace.commands.plan_text import plan_document, print_plan
 from autoplace.commands.planning import Planned, Planner
 from autoplace.config import PlanConfig
+from autoplace.export.llama_cpp import args_of_placement, buffers_of
+from autoplace.export.llama_cpp.preset import export_preset
 from autoplace.predict.calibration_store import find_calibration
 from autoplace.rules.export import export_rules
 from autoplace.rules.header import Figure, Header
@@ -29,7 +32,7 @@ def run(config: PlanConfig) -> int:
 
 
 def _write_rules(config: PlanConfig, planned: Planned) -> None:
-    """The pick as a rule file that says it was only predicted."""
+    """The pick as a rule file, or llama-server's preset, that says it was only predicted."""
     pick = planned.pick
     assert config.out is not None
     assert pick is not None
@@ -52,7 +55,17 @@ def _write_rules(config: PlanConfig, planned: Planned) -> None:
         prefill_latency_s=_figure(prediction.prefill_latency_s, prediction.prefill_error),
         why="the least seconds a request by prediction; nothing was measured",
     )
-    export_rules(config.out, pick.placement, planned.spec, header)
+    if planned.engine == llama_cpp.ENGINE:
+        args = args_of_placement(
+            pick.placement,
+            pick.settings,
+            planned.spec,
+            buffers_of(planned.machine),
+            context_tokens=workload.context_tokens,
+        )
+        export_preset(config.out, planned.spec.name, args, header)
+    else:
+        export_rules(config.out, pick.placement, planned.spec, header)
     progress_console().print(f"wrote {config.out}")
 
 

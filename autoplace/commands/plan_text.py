@@ -10,6 +10,7 @@ from autoplace.commands.fit import fit_document, fit_table, verdict
 from autoplace.commands.output import answer_console, table
 from autoplace.commands.planning import Planned, PlannedPlacement, request_s
 from autoplace.placement.placement import Choice, Placement
+from autoplace.predict.engine_times import engine_times
 from autoplace.predict.explain import AtLength, why_it_loses
 from autoplace.predict.latency import PART_NAMES, Prediction
 from autoplace.predict.zones import Zone
@@ -18,6 +19,8 @@ from autoplace.workload import Workload
 
 LEAST_SHOWN = 0.005
 """Share of a token or of the prefill from which a part is worth its words."""
+LEAST_DOUBTED = 0.1
+"""The same for launches that are a guess."""
 
 
 def print_plan(planned: Planned, workload: Workload) -> None:
@@ -116,6 +119,9 @@ def _print_reasons(console: Console, planned: Planned, workload: Workload) -> No
     pick = planned.placements[0]
     assert pick.prediction is not None
     console.print(pick.prediction.ceiling)
+    doubt = engine_times(planned.engine).doubt
+    if doubt and _launches_are_guessed(planned, pick.prediction):
+        console.print(doubt, soft_wrap=True)
     for margin in planned.margins[:1]:
         console.print(str(margin), soft_wrap=True)
     if not planned.margins and planned.machine.gpus and planned.spec.moe_layers:
@@ -128,6 +134,14 @@ def _print_reasons(console: Console, planned: Planned, workload: Workload) -> No
         if other.prediction is not None and other.fit.fits:
             why = why_it_loses(other.prediction, pick.prediction, workload)
             console.print(f"{other.name} loses: {why}", soft_wrap=True)
+
+
+def _launches_are_guessed(planned: Planned, prediction: Prediction) -> bool:
+    """Whether launches that nobody timed are a good part of a token."""
+    calibration, machine = planned.calibration, planned.machine
+    was_timed = calibration.launch_s or "launch gpu" in calibration.decode
+    share = prediction.decode_s["launches"] / sum(prediction.decode_s.values())
+    return bool(machine.gpus) and not machine.emulated and not was_timed and share >= LEAST_DOUBTED
 
 
 def _others(planned: Planned, workload: Workload) -> Any:

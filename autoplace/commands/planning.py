@@ -7,10 +7,10 @@ from autoplace.architectures.spec import ModelSpec
 from autoplace.commands.fit import Fit, fit_of
 from autoplace.config import PlanConfig
 from autoplace.errors import AutoplaceError
+from autoplace.export.memory import PlacementMemory
 from autoplace.hardware.machine import Machine
 from autoplace.placement.assignment import Assignment
 from autoplace.placement.baselines import Baseline, obvious_placements
-from autoplace.placement.expand import Expander
 from autoplace.placement.memory import MemoryPlan, plan_memory
 from autoplace.placement.placement import Placement
 from autoplace.placement.settings import RunSettings
@@ -18,7 +18,9 @@ from autoplace.placement.space import SearchSpace
 from autoplace.predict.calibration import Calibration
 from autoplace.predict.explain import AtLength, Margin, lengths_to_try, margins, same_settings
 from autoplace.predict.latency import LatencyModel, Prediction
-from autoplace.predict.solve import Predicted, Solver, quick_overrun, worthwhile_settings
+from autoplace.predict.predicted import Predicted
+from autoplace.predict.quick_memory import quick_overrun
+from autoplace.predict.solve import Solver, worthwhile_settings
 from autoplace.predict.zones import Zone, zone
 from autoplace.rules.match import assign
 from autoplace.rules.read import load_rules
@@ -77,7 +79,7 @@ class Planner:
         self.machine = machine or config.machine
         self.engine = engine or config.engine.name
         self.calibration = calibration or Calibration()
-        self._expander = Expander(spec)
+        self._bytes = PlacementMemory(spec, self.machine, dtype_bytes=config.engine.dtype_bytes)
         self.model = self._model(config.workload)
 
     def plan(self, *, lengths: bool = True) -> Planned:
@@ -137,8 +139,7 @@ class Planner:
 
     def overrun(self, placement: Placement, settings: RunSettings) -> Mapping[str, int]:
         """Bytes over the budget per device, negative where there is room."""
-        assignment = self._expander.expand(placement)
-        plan = self._memory(assignment, settings, self.config.workload)
+        plan = self._bytes.plan(placement, settings, self.config.workload)
         return plan.overrun_bytes(self.machine)
 
     # Parts.
@@ -165,10 +166,10 @@ class Planner:
         given = self.config.settings
         return tuple(
             dict.fromkeys(
-                RunSettings(
-                    given.num_threads or one.num_threads,
-                    given.prefill_chunk or one.prefill_chunk,
-                    one.kv_type,
+                replace(
+                    one,
+                    num_threads=given.num_threads or one.num_threads,
+                    prefill_chunk=given.prefill_chunk or one.prefill_chunk,
                 )
                 for one in found
             )
@@ -198,9 +199,7 @@ class Planner:
         return shown + [self._planned(one, "on the front") for one in rest]
 
     def _planned(self, one: Predicted, name: str) -> PlannedPlacement:
-        memory = self._memory(
-            self._expander.expand(one.placement), one.settings, self.config.workload
-        )
+        memory = self._bytes.plan(one.placement, one.settings, self.config.workload)
         return self._of(name, one.settings, memory, one.placement, one.prediction)
 
     def _obvious(self, baseline: Baseline) -> PlannedPlacement:
@@ -229,7 +228,7 @@ class Planner:
         for workload in lengths_to_try(self.config.workload, self.spec.geometry.context_length):
             settings = same_settings(predicted.settings, workload)
             prediction = self._model(workload).predict(predicted.placement, settings)
-            plan = self._memory(self._expander.expand(predicted.placement), settings, workload)
+            plan = self._bytes.plan(predicted.placement, settings, workload)
             found.append(AtLength(workload, prediction, plan.overrun_bytes(self.machine)))
         return found
 

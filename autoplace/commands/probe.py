@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from autoplace.bench.probe_rates import Figure
 
 MOST_OTHER_SHARE = 0.1
+LEAST_REMOTE_SHARE = 0.8
 
 
 def run(config: ProbeConfig) -> int:
@@ -73,6 +74,7 @@ def _document(config: ProbeConfig, done: "Probe") -> dict[str, Any]:
         "model": config.model.name,
         "seconds": done.seconds,
         "other_share": done.other_share,
+        "remote_share": done.remote_share,
         "figures": [
             {
                 "what": figure.what,
@@ -110,6 +112,12 @@ def _print(config: ProbeConfig, done: "Probe", kept: Path) -> None:
     console.print(rows)
     for line in best_threads(done):
         console.print(line)
+    if done.remote_share is not None and done.remote_share < LEAST_REMOTE_SHARE:
+        share = f"{done.remote_share:.0%}".replace("%", " %")
+        console.print(
+            f"memory of another NUMA node is read at {share} of its own rate: spread the weights "
+            "over the nodes (numactl --interleave=all)"
+        )
     if done.other_share > MOST_OTHER_SHARE:
         share = f"{done.other_share:.0%}".replace("%", " %")
         console.print(

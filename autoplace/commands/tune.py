@@ -4,11 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from autoplace.architectures.spec import ModelSpec
+from autoplace.bench.llama_cpp.tools import find_tools
 from autoplace.bench.metrics import Basis
 from autoplace.commands.model_source import describe_model, model_file
-from autoplace.commands.output import answer_console, print_json
-from autoplace.config import ReportConfig, TuneConfig
+from autoplace.commands.output import answer_console, print_json, progress_console, table
+from autoplace.config import EngineConfig, ReportConfig, TuneConfig
 from autoplace.errors import AutoplaceError
+from autoplace.export.llama_cpp import parse_args
 from autoplace.hardware.fingerprint import fingerprint
 from autoplace.hardware.machine import Machine
 from autoplace.placement.settings import RunSettings
@@ -19,19 +21,36 @@ from autoplace.rules.lint import refuse_unrunnable
 from autoplace.rules.match import assign
 from autoplace.rules.read import load_rules
 from autoplace.rules.read_back import read_back
+from autoplace.tuner.beside import COLUMNS, Tuned, measure_in_turn, sentence
+from autoplace.tuner.beside import markdown as beside_markdown
+from autoplace.tuner.beside import rows as beside_rows
 from autoplace.tuner.candidate import Problem
 from autoplace.tuner.first_placements import UserRules
+from autoplace.tuner.llama_cpp import LlamaCppStudy
 from autoplace.tuner.runner import Runner
 from autoplace.tuner.sampler import SamplerSettings
 from autoplace.tuner.search import SearchSettings
-from autoplace.tuner.session import Session, tune
+from autoplace.tuner.session import Result, Session, tune
 from autoplace.tuner.table import print_summary, summary_json
 
 INTERRUPTED = 130
+LLAMA_CPP = "llama.cpp"
+MEASURED_ENGINES = ("builtin", LLAMA_CPP)
 
 
 def run(config: TuneConfig) -> int:
     """0 if a placement was found, 130 if interrupted; nothing feasible raises (1)."""
+    if config.beside is not None:
+        return _run_beside(config, config.beside)
+    result = _tuned(config)[1]
+    if config.output == "json":
+        print_json("tune", summary_json(result.summary, result.published))
+    else:
+        print_summary(result.summary, result.published, answer_console())
+    return INTERRUPTED if result.interrupted else 0
+
+
+def _tuned(config: TuneConfig) -> tuple[Problem, Result]:
     problem = problem_of(config, config.kv_type)
     session = Session(
         storage_path=config.storage.path,
@@ -53,11 +72,41 @@ def run(config: TuneConfig) -> int:
     result = tune(problem, session, lambda: _runner(config, problem.spec))
     if not config.measure.predicted and result.learned is not None:
         _keep(result.learned, config)
+    return problem, result
+
+
+def _run_beside(config: TuneConfig, other: str) -> int:
+    """Both studies, then the best of each in turn; written beside the first study's folder."""
+    results = []
+    for engine in (config.engine, EngineConfig(other, config.engine.dtype, "auto")):
+        problem, result = _tuned(replace(config, engine=engine))
+        if result.interrupted:
+            return INTERRUPTED
+        results.append((problem, result))
+    runner = _runner(config, results[0][0].spec)
+    try:
+        studies = measure_in_turn(
+            [Tuned(problem, result.summary) for problem, result in results],
+            runner,
+            on_measure=lambda engine: progress_console().print(f"measuring {engine} in turn"),
+        )
+    finally:
+        runner.close()
+    path = results[0][1].published.folder / f"beside-{other}.md"
+    path.write_text(beside_markdown(studies), encoding="utf-8")
     if config.output == "json":
-        print_json("tune", summary_json(result.summary, result.published))
-    else:
+        documents = [summary_json(result.summary, result.published) for _, result in results]
+        print_json("tune", {"engines": documents, "compared": sentence(*studies)})
+        return 0
+    for _, result in results:
         print_summary(result.summary, result.published, answer_console())
-    return INTERRUPTED if result.interrupted else 0
+    rows = table("measured in turn", *COLUMNS)
+    for row in beside_rows(studies):
+        rows.add_row(*row)
+    answer_console().print(rows)
+    answer_console().print(sentence(*studies), soft_wrap=True)
+    answer_console().print(str(path), soft_wrap=True)
+    return 0
 
 
 def _keep(learned: Calibration, config: TuneConfig) -> None:
@@ -69,11 +118,13 @@ def _keep(learned: Calibration, config: TuneConfig) -> None:
 def problem_of(config: TuneConfig | ReportConfig, kv_type: str) -> Problem:
     """What is tuned. A preset's file is written to the cache where trials will load it."""
     predicted = config.measure.predicted
-    if not predicted and config.engine.name != "builtin":
+    if not predicted and config.engine.name not in MEASURED_ENGINES:
         raise AutoplaceError(
-            f"engine={config.engine.name} cannot be measured here, only engine=builtin; "
-            "plan it, or search with measure=predicted"
+            f"engine={config.engine.name} cannot be measured here, only "
+            f"{' and '.join(MEASURED_ENGINES)}; plan it, or search with measure=predicted"
         )
+    if predicted and config.engine.name == LLAMA_CPP:
+        raise AutoplaceError("measure=predicted plays engines with rule files; plan llama.cpp")
     if predicted or isinstance(config, ReportConfig):
         spec, path = describe_model(config.model, config.workload), None
     else:
@@ -81,7 +132,11 @@ def problem_of(config: TuneConfig | ReportConfig, kv_type: str) -> Problem:
         spec = describe_model(config.model, config.workload)
     return Problem(
         space=SearchSpace(
-            spec, config.machine, config.workload, config.engine.name, kv_types=(kv_type,)
+            spec,
+            config.machine,
+            config.workload,
+            config.engine.name,
+            kv_types=_kv_types(config.engine.name, kv_type),
         ),
         model_path=str(path or ""),
         dtype=config.engine.dtype,
@@ -89,6 +144,41 @@ def problem_of(config: TuneConfig | ReportConfig, kv_type: str) -> Problem:
         interleave=config.engine.interleave,
         basis=_basis(config.machine, predicted=predicted),
         measure=config.measure.settings,
+        llama_cpp=_llama_cpp_of(config, spec, path),
+    )
+
+
+def _kv_types(engine: str, kv_type: str) -> tuple[str, ...]:
+    """llama.cpp's cache type is tuned: half the bytes are read for it. builtin's is what is given,
+    since its trials are compared by their logits."""
+    return (kv_type, "q8_0") if engine == LLAMA_CPP and kv_type == "f16" else (kv_type,)
+
+
+def _llama_cpp_of(
+    config: TuneConfig | ReportConfig, spec: ModelSpec, path: Path | None
+) -> LlamaCppStudy | None:
+    if config.engine.name != LLAMA_CPP or isinstance(config, ReportConfig) or path is None:
+        return None
+    return llama_cpp_study(config, spec, path)
+
+
+def llama_cpp_study(config: TuneConfig, spec: ModelSpec, path: Path) -> LlamaCppStudy:
+    """llama.cpp as it is installed here, and what the user gives. Raise `AutoplaceError`."""
+    if config.max_kl is not None:
+        raise AutoplaceError("max_kl guards builtin's trials: llama.cpp's logits are not compared")
+    if config.rules is not None:
+        raise AutoplaceError('engine=llama.cpp takes your line as engine.args="…", not rules')
+    tools = find_tools(config.engine.binaries, tool=config.engine.tool)
+    tools.require_devices(config.machine)
+    progress_console().print(f"running llama.cpp by {tools.describe()}")
+    return LlamaCppStudy(
+        spec,
+        config.machine,
+        config.workload,
+        tools,
+        str(path),
+        own=parse_args(config.engine.args) if config.engine.args else None,
+        keep=config.engine.keep,
     )
 
 

@@ -14,6 +14,7 @@ from autoplace.config.domain import (
     CheckConfig,
     Config,
     EngineConfig,
+    ExportConfig,
     InspectConfig,
     MeasureConfig,
     ModelConfig,
@@ -158,8 +159,24 @@ def _rule_files(rules: Path) -> tuple[Path, ...]:
     return tuple(path for path in found if path.is_file())
 
 
+def _export(composed: Composed) -> ExportConfig:
+    return ExportConfig(
+        machine=_machine(composed),
+        model=_model(composed),
+        workload=_workload(composed),
+        engine=_engine(composed),
+        settings=_settings(composed),
+        rules=_needed_path(composed, "export", "rules"),
+        out=_path(composed.values["out"]),
+        output=composed.values["output"],
+    )
+
+
 def _bench(composed: Composed) -> BenchConfig:
-    rules = _needed_path(composed, "bench", "rules")
+    is_llama_cpp = composed.values["engine"]["name"] == "llama.cpp"
+    rules = _path(composed.values["rules"])
+    if rules is None and not is_llama_cpp:
+        rules = _needed_path(composed, "bench", "rules")
     measure = _measure(composed)
     return BenchConfig(
         machine=_measured_machine(composed, measure),
@@ -183,6 +200,10 @@ def _tune(composed: Composed) -> TuneConfig:
         if values[key] is not None:
             _positive(key, values[key])
     measure = _measure(composed)
+    if values["beside"] is not None:
+        _one_of("beside", values["beside"], ("builtin",))
+        if values["engine"]["name"] != "llama.cpp" or measure.predicted:
+            raise AutoplaceError("beside=builtin is for a measured tune of engine=llama.cpp")
     return TuneConfig(
         machine=_measured_machine(composed, measure),
         model=_model(composed),
@@ -199,6 +220,7 @@ def _tune(composed: Composed) -> TuneConfig:
         max_kl=values["max_kl"],
         prune=values["prune"],
         audit_prunes=values["audit_prunes"],
+        beside=values["beside"],
         calibration=_path(values["calibration"]),
         kv_type=values["kv_type"],
         output=values["output"],
@@ -227,6 +249,7 @@ BUILDERS: Mapping[str, Callable[[Composed], Config]] = {
     "probe": _probe,
     "plan": _plan,
     "check": _check,
+    "export": _export,
     "bench": _bench,
     "tune": _tune,
     "report": _report,

@@ -174,6 +174,20 @@ class CheckConfig:
 
 
 @dataclass(frozen=True)
+class ExportConfig:
+    machine: Machine
+    model: ModelConfig
+    workload: Workload
+    engine: EngineConfig
+    """The engine that is written for."""
+    settings: SettingsConfig
+    rules: Path
+    out: Path | None
+    """Where to write; None: standard output."""
+    output: str
+
+
+@dataclass(frozen=True)
 class BenchConfig:
     machine: Machine
     """Present on this machine, with UUIDs, unless its GPUs are emulated."""
@@ -183,7 +197,8 @@ class BenchConfig:
     settings: SettingsConfig
     measure: MeasureConfig
     runner: RunnerConfig
-    rules: Path
+    rules: Path | None
+    """None for llama.cpp alone, whose arguments may be given as `engine.args`."""
     output: str
 
 
@@ -207,6 +222,8 @@ class TuneConfig:
     kv_type: str
     output: str
     audit_prunes: int = 0
+    beside: str | None = None
+    """Another engine that is tuned in the same run."""
     calibration: Path | None = None
 
 
@@ -231,6 +248,7 @@ Config = (
     | ProbeConfig
     | PlanConfig
     | CheckConfig
+    | ExportConfig
     | BenchConfig
     | TuneConfig
     | ReportConfig

@@ -146,6 +146,13 @@ class CheckSchema:
 
 
 @dataclass
+class ExportSchema:
+    output: str = MISSING
+    rules: str | None = MISSING
+    out: str | None = MISSING
+
+
+@dataclass
 class BenchSchema:
     output: str = MISSING
     rules: str | None = MISSING
@@ -162,6 +169,7 @@ class TuneSchema:
     prune: bool = MISSING
     audit_prunes: int = MISSING
     calibration: str | None = MISSING
+    beside: str | None = MISSING
     kv_type: str = MISSING
 
 
@@ -179,6 +187,7 @@ COMMANDS: dict[str, Any] = {
     "probe": ProbeSchema,
     "plan": PlanSchema,
     "check": CheckSchema,
+    "export": ExportSchema,
     "bench": BenchSchema,
     "tune": TuneSchema,
     "report": ReportSchema,

@@ -33,5 +33,12 @@ class PlacementMemory:
             )
         buffers = buffers_of(self._machine)
         context = workload.context_tokens
-        args = args_of_placement(placement, settings, self._spec, buffers, context_tokens=context)
+        args = args_of_placement(
+            placement,
+            settings,
+            self._spec,
+            buffers,
+            context_tokens=context,
+            expander=self._expander,
+        )
         return plan_llama_cpp(self._spec, args, buffers, context_tokens=context)

@@ -7,6 +7,17 @@ from autoplace.hardware.machine import Machine
 from autoplace.units import GIB
 
 
+def description(machine: Machine) -> str:
+    """The same facts for people: `AMD-EPYC, 2 cores, 24 GiB, no GPU`."""
+    host = machine.host
+    gpus = [f"{gpu.model} {gpu.memory_bytes / GIB:.3g} GiB" for gpu in machine.gpus]
+    nodes = f", {machine.numa_nodes} NUMA nodes" if machine.numa_nodes > 1 else ""
+    return (
+        f"{host.model}, {machine.num_cores} cores, {round(host.memory_bytes / GIB)} GiB{nodes}, "
+        + (" + ".join(gpus) or "no GPU")
+    )
+
+
 def fingerprint(machine: Machine) -> str:
     """Twelve hex digits of the devices' models and memory, cores, NUMA nodes, and `emulated`.
 

@@ -14,7 +14,9 @@ def facts(situation: Situation) -> list[str]:
 
 
 def _graphs(situation: Situation) -> Iterator[str]:
-    on_gpu = situation.expert_layers_on(gpu.name for gpu in situation.machine.gpus)
+    plain = set(situation.plain_experts)
+    held = situation.expert_layers_on(gpu.name for gpu in situation.machine.gpus)
+    on_gpu = [layer for layer in held if layer not in plain]
     if on_gpu and situation.engine.gpu_experts_disable_cuda_graph:
         yield (
             f"any expert on a GPU turns CUDA graphs off in {situation.engine.name}: "
@@ -23,23 +25,26 @@ def _graphs(situation: Situation) -> Iterator[str]:
 
 
 def _no_split(situation: Situation) -> Iterator[str]:
-    """The operator is the cause, not the split: all experts by it are more than all the GPUs."""
+    """The operator is the cause, not the split: all experts by it are more than all the GPUs.
+
+    Of experts that no rule replaces the findings say more.
+    """
     layers = situation.expert_layers_on(situation.over_gpus)
     operators = {
         entry.operator
         for layer in layers
         if (entry := situation.entry(situation.experts[layer])) is not None
     }
-    for operator in sorted(operator or "" for operator in operators):
+    for operator in sorted(operator for operator in operators if operator):
         total = sum(situation.bytes_as(module, operator) for module in situation.experts.values())
         gpus = situation.machine.gpus
         have = sum(gpu.memory_bytes for gpu in gpus)
         if total > have:
-            name = "bf16 (KExpertsTorch)" if operator == "KExpertsTorch" else operator or "bf16"
+            name = "bf16 (KExpertsTorch)" if operator == "KExpertsTorch" else operator
             yield (
                 f"no split of this rule fits: all experts in {name} are {total:,} B, more than the "
                 f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''} together ({have:,} B): "
-                f"{'the operator is the cause, not the split' if operator else 'they are plain'}"
+                "the operator is the cause, not the split"
             )
 
 

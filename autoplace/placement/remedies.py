@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autoplace.architectures.spec import Module, Role
+from autoplace.placement.memory import MemoryPlan
 from autoplace.placement.resplit import resplit
 from autoplace.placement.situation import HOST, Situation, reassigned
 from autoplace.units import format_bytes
@@ -21,6 +22,11 @@ class Change:
     after: Situation
     changes_rules: bool = True
     """Whether a rule file can say it; a shorter context is for the launch line."""
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """The bytes after the change."""
+        return self.after.plan
 
 
 def smallest_changes(situation: Situation) -> list[Change]:

@@ -78,6 +78,12 @@ class Situation:
             if (entry := self.entry(module)) is not None and entry.device in wanted
         ]
 
+    @property
+    def plain_experts(self) -> list[int]:
+        """Layers whose experts no operator holds: KTransformers cannot load them."""
+        entries = {layer: self.entry(module) for layer, module in self.experts.items()}
+        return [layer for layer, entry in entries.items() if not (entry and entry.operator)]
+
     def bytes_as(self, module: Module, operator: str) -> int:
         """A module's bytes if another operator held it."""
         scale_bytes = self.engine.memory.marlin_scale_bytes

@@ -155,8 +155,7 @@ class SearchSpace:
             "num_threads": settings.num_threads,
             "prefill_chunk": settings.prefill_chunk,
             "kv_type": settings.kv_type,
-            **({"batch": settings.batch} if settings.batch else {}),
-            **({"flash_attn": settings.flash_attn} if settings.flash_attn else {}),
+            **self._encode_llama_cpp(settings),
         }
         for order in self._expert_orders:
             known["experts_order"] = order
@@ -164,6 +163,17 @@ class SearchSpace:
             if self.contains(values) and self.decode(values) == (placement, settings):
                 return values
         return None
+
+    def _encode_llama_cpp(self, settings: RunSettings) -> dict[str, Value]:
+        """A batch that the chunk was raised to stands for any that is no larger."""
+        if settings.batch is None or settings.flash_attn is None:
+            return {}
+        same = [
+            batch
+            for batch in batch_choices(self.workload)
+            if max(batch, settings.prefill_chunk) == settings.batch
+        ]
+        return {"batch": (*same, settings.batch)[0], "flash_attn": settings.flash_attn}
 
     # Building the parameters.
 

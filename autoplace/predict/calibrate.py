@@ -27,6 +27,8 @@ FREEDOM = 0.4
 """Standard deviation of log(factor) of a key around the start."""
 SCALE_FREEDOM = 1.0
 """The same of the factor that all keys share."""
+PROBED_FREEDOM, PROBED_SCALE_FREEDOM = 0.15, 0.1
+"""The same where a probe ran whole layers: it is worth several runs of a busy machine."""
 SUSPICIOUS = 3.0
 LEAST_FOR_ERROR = 3
 """Trials before a leave-one-out error says anything."""
@@ -87,9 +89,13 @@ class Refit:
 def refit(model: LatencyModel, observations: Sequence[Observation]) -> Refit:
     """Correct the calibration that `model` has by what was measured."""
     pairs = [model.by_key(one.placement, one.settings) for one in observations]
-    decode = fit([pair[0] for pair in pairs], [one.decode_s for one in observations])
-    prefill = fit([pair[1] for pair in pairs], [one.prefill_s for one in observations])
     start = model.calibration
+    decode = _fit(
+        start, start.decode, [pair[0] for pair in pairs], [one.decode_s for one in observations]
+    )
+    prefill = _fit(
+        start, start.prefill, [pair[1] for pair in pairs], [one.prefill_s for one in observations]
+    )
     num_trials = start.num_trials + len(observations)
     calibration = replace(
         start,
@@ -101,6 +107,25 @@ def refit(model: LatencyModel, observations: Sequence[Observation]) -> Refit:
         prefill_error=start.prefill_error if prefill.error is None else prefill.error,
     )
     return Refit(calibration, decode, prefill)
+
+
+def _fit(
+    start: Calibration,
+    known: Mapping[str, float],
+    costs: Sequence[Seconds],
+    measured_s: Sequence[float],
+) -> Fitted:
+    """Trials against a start: what a probe has timed is bent less than what was only assumed."""
+    if not start.rates.layer_s:
+        return fit(costs, measured_s)
+    keys = {key for cost in costs for key in cost}
+    timed = {key for key in keys if "host" in key.split() or key in known}
+    return fit(
+        costs,
+        measured_s,
+        freedom=dict.fromkeys(timed, PROBED_FREEDOM),
+        scale_freedom=PROBED_SCALE_FREEDOM if timed == keys else SCALE_FREEDOM,
+    )
 
 
 def fit(

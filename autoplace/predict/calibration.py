@@ -35,23 +35,38 @@ class Calibration:
     prefill: Mapping[str, float] = field(default_factory=dict)
     handover_s: float | None = None
     """Measured one way between a device and experts on the host, where all devices are emulated."""
+    gpu_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    """`cuda:0` → what its memory was measured to carry."""
+    launch_s: Mapping[str, float] = field(default_factory=dict)
+    """`cuda:0` → one small kernel of many, one after the other."""
+    links: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """`cpu cuda:0` → seconds of one small transfer, and bytes a second."""
+    described: str = ""
+    """The machine in words, for whoever has another one."""
     num_trials: int = 0
     decode_error: float = UNCALIBRATED_DECODE_ERROR
     """Expected relative error: leave-one-out once there are trials."""
     prefill_error: float = UNCALIBRATED_PREFILL_ERROR
 
-    def check(self, *, machine: str, engine: str) -> None:
-        """Raise `AutoplaceError` if it is from another machine or engine, naming the difference."""
+    def check(self, *, machine: str, engine: str, described: str = "") -> None:
+        """Raise `AutoplaceError` if it is from another machine or engine, naming the difference.
+
+        `described`: this machine in words.
+        """
         differences = [
-            f"{what} {mine or 'none'}, not {other}"
-            for what, mine, other in (
-                ("machine", self.machine, machine),
-                ("engine", self.engine, engine),
+            f"{what} {mine}{_in_words(said)}, not {other}{_in_words(here)}"
+            for what, mine, other, said, here in (
+                ("machine", self.machine, machine, self.described, described),
+                ("engine", self.engine, engine, "", ""),
             )
             if mine and mine != other
         ]
         if differences:
             raise AutoplaceError(f"this calibration is of {' and '.join(differences)}")
+
+
+def _in_words(text: str) -> str:
+    return f" ({text})" if text else ""
 
 
 def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
@@ -78,12 +93,16 @@ def calibration_from_json(data: Mapping[str, Any]) -> Calibration:
             ),
             decode={str(key): _positive(value) for key, value in data["decode"].items()},
             prefill={str(key): _positive(value) for key, value in data["prefill"].items()},
+            gpu_bytes_per_s={str(k): _positive(v) for k, v in data["gpu_bytes_per_s"].items()},
+            launch_s={str(k): _positive(v) for k, v in data["launch_s"].items()},
+            links={str(k): (_positive(v[0]), _positive(v[1])) for k, v in data["links"].items()},
             handover_s=None if handover_s is None else _positive(handover_s),
+            described=str(data.get("described", "")),
             num_trials=int(data["num_trials"]),
             decode_error=float(data["decode_error"]),
             prefill_error=float(data["prefill_error"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as problem:
         raise AutoplaceError(f"this calibration cannot be read: {problem!r}") from problem
 
 

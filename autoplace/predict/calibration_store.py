@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from autoplace.errors import AutoplaceError
-from autoplace.hardware.fingerprint import fingerprint
+from autoplace.hardware.fingerprint import description, fingerprint
 from autoplace.hardware.machine import Machine
 from autoplace.native import cache_dir
 from autoplace.predict.calibration import Calibration, load_calibration
@@ -25,7 +25,9 @@ def find_calibration(machine: Machine, engine: str, given: Path | None) -> Calib
     """
     if given is not None:
         calibration = load_calibration(given)
-        calibration.check(machine=fingerprint(machine), engine=engine)
+        calibration.check(
+            machine=fingerprint(machine), engine=engine, described=description(machine)
+        )
         return calibration
     path = calibration_path(machine, engine)
     if not path.exists():

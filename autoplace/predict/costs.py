@@ -23,6 +23,8 @@ from autoplace.workload import Workload
 
 PARTS = ("dense", "host_experts", "gpu_experts", "hops", "launches", "head")
 GPU_EFFICIENCY = 0.70
+MEASURED_GPU_EFFICIENCY = 0.85
+"""Of what a copy was measured to reach, which is itself about 0.85 of the data sheet."""
 HOP_S = 46e-6
 """One transfer of activations between GPUs, peer access off, where the machine lists no link."""
 HANDOVER_S = 7.5e-6
@@ -78,7 +80,7 @@ class CostModel:
     def layer(self, index: int, layer: LayerPlacement, settings: RunSettings) -> Iterator[Cost]:
         """All of a layer but the way to it and, with CUDA graphs, the launches."""
         if not (self._where(layer.device) == "host" and self._host.knows_layers):
-            as_is = Choice(layer.device, "KLinearTorch")
+            as_is = Choice(layer.device, self._traffic.as_is_operator)
             yield self._linear("dense", as_is, self._traffic.as_is(index), settings)
         attention = self._traffic.size(index, "attention", layer.attention)
         yield self._linear("dense", layer.attention, attention, settings)
@@ -123,10 +125,18 @@ class CostModel:
         """Whether a layer there costs no launches in decode while no expert is on a GPU."""
         return self.engine.has_cuda_graph and self._where(device) == "gpu"
 
-    def host_slowness(self, num_threads: int) -> tuple[float, float]:
-        """Seconds a byte in decode and a flop in prefill, of experts on the host."""
-        decode = self._host.decode("experts", "blocks", num_threads)
-        return 1 / decode, 1 / self._host.prefill("experts", "blocks", num_threads)
+    def host_slowness(self, num_threads: int) -> tuple[float, ...]:
+        """Of one number of threads: seconds a byte in decode and a flop in prefill, by kind of
+        operator, and around a layer. Linears and layers only where those can be on the host."""
+        kinds = ["experts"]
+        if self._machine.emulated or not self._machine.gpus:
+            kinds.append("linear")
+        found = []
+        for kind in kinds:
+            found += [1 / self._host.decode(kind, "blocks", num_threads)]
+            found += [1 / self._host.prefill(kind, "blocks", num_threads)]
+        around_s = self._host.layer_s(num_threads, 1) if "linear" in kinds else None
+        return (*found, around_s or 0.0)
 
     # Parts of a layer.
 
@@ -255,6 +265,9 @@ class CostModel:
     # Rates.
 
     def _link(self, source: str, target: str) -> tuple[float, float]:
+        measured = self._calibration.links.get(f"{source} {target}")
+        if measured is not None:
+            return measured
         link = self._links.get((source, target))
         host = self._machine.host.name
         bandwidth = link.bandwidth_bytes_per_s if link else 20e9
@@ -272,7 +285,7 @@ class CostModel:
     def _decode_rate(self, device: str, kind: str, family: str, settings: RunSettings) -> float:
         if self._where(device) == "host":
             return self._host.decode(kind, family, settings.num_threads)
-        return GPU_EFFICIENCY * _needed(self._machine.by_name[device], self._machine)
+        return self._gpu_rate(device)
 
     def _flops(
         self,
@@ -297,6 +310,8 @@ class CostModel:
             if measured is not None:
                 return measured
         once = self.engine.layer_launch_s if where == "gpu" else self.engine.host_layer_s
+        if where == "gpu" and device in self._calibration.launch_s:
+            once = self.engine.layer_calls * self._calibration.launch_s[device]
         if tokens == 1:
             return once
         return once + self._activations_s(where, device, tokens, settings)
@@ -305,7 +320,14 @@ class CostModel:
         n_bytes = ACTIVATION_PASSES * 4 * tokens * self._geometry.hidden
         if where == "host":
             return n_bytes / self._host.bandwidth(settings.num_threads)
-        return n_bytes / (GPU_EFFICIENCY * self._machine.by_name[device].bandwidth_bytes_per_s)
+        return n_bytes / self._gpu_rate(device)
+
+    def _gpu_rate(self, device: str) -> float:
+        """Bytes of weights a second that a GPU gets through at batch 1."""
+        measured = self._calibration.gpu_bytes_per_s.get(device)
+        if measured is not None:
+            return MEASURED_GPU_EFFICIENCY * measured
+        return GPU_EFFICIENCY * _needed(self._machine.by_name[device], self._machine)
 
     def _chunks(self, settings: RunSettings) -> Mapping[int, int]:
         return chunk_lengths(self._workload.prompt_tokens, settings.prefill_chunk)

@@ -14,6 +14,10 @@ class EngineTimes:
 
     layer_launch_s: float
     """Launching one layer's kernels on a GPU, without a CUDA graph."""
+    layer_calls: int = 60
+    """Kernels of one layer: what a measured launch is multiplied by."""
+    doubt: str = ""
+    """What a plan says where launches matter and nothing was measured."""
     has_cuda_graph: bool = False
     """Whether decode runs as one graph, without the launches, while no expert is on a GPU."""
     expert_loop_s: float = 0.0
@@ -28,6 +32,14 @@ class EngineTimes:
     """Share of the host's measured bandwidth that experts reach."""
 
 
+LAYER_CALLS = 60
+"""Calls of torch in one DeepSeek layer of the builtin engine, counted in its decode."""
+EAGER_CALL_S = 8e-6
+"""Of an eager call on a GPU, dispatch and launch. An assumption: nobody has timed this engine on
+one. It makes 0.48 ms a layer; the nearest measurement is KTransformers' 0.74 ms without a graph.
+CUDA graphs would save most of it, and are left out until they were timed: a plan is not to promise
+what nobody saw."""
+
 _KTRANSFORMERS = EngineTimes(
     layer_launch_s=0.74e-3,  # measured on an A6000 machine
     has_cuda_graph=True,
@@ -35,7 +47,13 @@ _KTRANSFORMERS = EngineTimes(
 )
 
 ENGINE_TIMES: Mapping[str, EngineTimes] = {
-    "builtin": EngineTimes(layer_launch_s=0.5e-3, host_layer_s=0.35e-3),
+    "builtin": EngineTimes(
+        layer_launch_s=LAYER_CALLS * EAGER_CALL_S,
+        layer_calls=LAYER_CALLS,
+        host_layer_s=0.05e-3,  # 0.03 ms by the probe of a 2-core EPYC, one kernel call a half layer
+        doubt="launches on GPUs are a cautious guess, 60 calls of torch a layer at 8 µs each and "
+        "no CUDA graph: builtin has not been timed on a GPU yet, and `probe` there corrects it",
+    ),
     "ktransformers-0.2.1": _KTRANSFORMERS,
     "ktransformers-0.3": _KTRANSFORMERS,
     "ktransformers-0.3.2": _KTRANSFORMERS,

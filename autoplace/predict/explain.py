@@ -8,7 +8,7 @@ from autoplace.placement.placement import Choice, LayerPlacement, Placement
 from autoplace.placement.settings import RunSettings
 from autoplace.placement.space import SearchSpace
 from autoplace.predict.latency import PART_NAMES, LatencyModel, Prediction
-from autoplace.predict.solve import Overrun, Predicted
+from autoplace.predict.predicted import Overrun, Predicted
 from autoplace.units import GIB, format_bytes, format_seconds
 from autoplace.workload import Workload
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoplace.architectures.spec import ModelSpec
+from autoplace.catalog import llama_cpp
 from autoplace.hardware.machine import Machine
 from autoplace.placement.placement import Choice, LayerPlacement, Placement
 from autoplace.placement.settings import RunSettings
@@ -84,7 +85,9 @@ class LatencyModel:
         self.machine = machine
         self.workload = workload
         self.calibration = calibration or Calibration()
-        self.traffic = TrafficModel(spec, workload, dtype_bytes=dtype_bytes)
+        self.traffic = TrafficModel(
+            spec, workload, dtype_bytes=dtype_bytes, keeps_blocks=engine == llama_cpp.ENGINE
+        )
         self.cost_model = CostModel(
             spec, machine, workload, self.traffic, engine=engine, calibration=self.calibration
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from autoplace.architectures.geometry import Mla
 from autoplace.architectures.spec import ModelSpec, Role
+from autoplace.catalog import llama_cpp
 from autoplace.catalog.llama_cpp import operator_named
 from autoplace.placement.options import GROUPS
 from autoplace.placement.placement import Choice, Placement
@@ -46,10 +47,19 @@ class Traffic:
 class TrafficModel:
     """Traffic of any placement of one model and workload. Sizes are worked out once."""
 
-    def __init__(self, spec: ModelSpec, workload: Workload, *, dtype_bytes: int = 2) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        workload: Workload,
+        *,
+        dtype_bytes: int = 2,
+        keeps_blocks: bool = False,
+    ) -> None:
+        """`keeps_blocks`: what no rule replaces stays as the file has it, not in the dtype."""
         self._spec = spec
         self._workload = workload
         self._dtype_bytes = dtype_bytes
+        self.as_is_operator = llama_cpp.LINEAR if keeps_blocks else "KLinearTorch"
         self._sizes: dict[tuple[int | None, str, str, int | None], Size] = {}
         self._infos = _infos_by_layer_and_role(spec)
         self._alike = _first_alike(spec.geometry.num_layers, self._infos)
@@ -80,8 +90,8 @@ class TrafficModel:
         return self._alike[layer]
 
     def as_is(self, layer: int) -> Size:
-        """The modules of a layer that stay in the engine's dtype."""
-        return self._size((self._alike[layer], "as_is", "KLinearTorch", None), _AS_IS)
+        """The modules of a layer that no rule replaces."""
+        return self._size((self._alike[layer], "as_is", self.as_is_operator, None), _AS_IS)
 
     def size(self, layer: int | None, group: str, choice: Choice) -> Size:
         """One layer's group of modules under a choice; the head's layer is None."""

@@ -5,7 +5,7 @@ from autoplace.catalog.classes import SERVER_CLASSES
 from autoplace.placement.assignment import ModuleAssignment
 from autoplace.rules.families import injections, is_served
 from autoplace.rules.finding import Severity
-from autoplace.rules.subject import Subject, layers_of, short_name
+from autoplace.rules.subject import Subject, short_name
 from autoplace.rules.vocabulary import LINEAR_ROLES, wrapped_kind
 
 ERROR, WARNING, ADVICE = Severity.ERROR, Severity.WARNING, Severity.ADVICE
@@ -23,12 +23,12 @@ def _check_recursion(subject: Subject) -> None:
         assert entry.rule is not None
         if subject.number(entry.rule) in known:
             continue
-        subject.report(
+        subject.report_at(
+            module,
+            entry,
             ERROR,
             "experts-recursive",
             "the walk goes on into every single expert of the layer",
-            layers=layers_of([module]),
-            rules=[entry.rule],
             effect="loading stops: a GGUF has no tensors for single experts",
             remedy="write recursive: false, unquoted, beside match and replace",
         )
@@ -37,12 +37,12 @@ def _check_recursion(subject: Subject) -> None:
 def _check_kv_b(subject: Subject) -> None:
     for module, entry in subject.entries():
         if module.role is Role.KV_B and entry.class_name is not None:
-            subject.report(
+            subject.report_at(
+                module,
+                entry,
                 ERROR,
                 "kv-b-replaced",
                 "kv_b_proj must not be replaced (injected)",
-                layers=layers_of([module]),
-                rules=[entry.rule],
                 effect="attention reads its plain weight, which is not there then: "
                 "the first prompt fails",
                 remedy="exclude it, as in (?!self_attn\\.kv_b_proj$)",
@@ -80,13 +80,13 @@ def _check_classes(subject: Subject) -> None:
 
 def _wrong_class(subject: Subject, module: Module, entry: ModuleAssignment, what: str) -> None:
     assert entry.class_name is not None
-    subject.report(
+    subject.report_at(
+        module,
+        entry,
         ERROR,
         "wrong-class",
         f"{short_name(module) or 'the root'} is replaced by "
         f"{entry.class_name.rpartition('.')[2]}, which is for {what}",
-        layers=layers_of([module]),
-        rules=[entry.rule],
         effect="its constructor fails, or the wrong tensors are loaded",
         remedy="anchor the pattern, or match by class too",
     )
@@ -113,12 +113,12 @@ def _check_family_class(subject: Subject, module: Module, entry: ModuleAssignmen
         remedy = f"write {wanted.replace_class}"
     else:
         return
-    subject.report(
+    subject.report_at(
+        module,
+        entry,
         WARNING,
         "foreign-class",
         f"{short_name(module) or 'the root'} is replaced by {name}, but {what}",
-        layers=layers_of([module]),
-        rules=[entry.rule],
         effect="it computes by another model's formulas, or fails when it is made",
         remedy=remedy,
     )

@@ -32,13 +32,15 @@ _EFFECTS = {
     "no tensors",
     Role.ROTARY: "the rotary embedding's buffers stay empty, so the output is noise",
     Role.ATTENTION_LINEAR: "they load as plain bf16, four times the bytes of Marlin",
+    Role.MLP: "the model's own MoE block takes experts by their number, which their wrapper has "
+    "not: the first prompt fails",
     Role.NORM: "the server calls them with the size of the batch, which plain ones do not take",
 }
-_FATAL = (Role.ATTENTION, Role.EXPERTS, Role.ROTARY, Role.NORM)
+_FATAL = (Role.ATTENTION, Role.MLP, Role.EXPERTS, Role.ROTARY, Role.NORM)
 
 
 @dataclass
-class _Gap:
+class Gap:
     """Layers whose modules of some roles lack what they need, with one cause."""
 
     layers: set[int]
@@ -85,7 +87,7 @@ def _check_number_ranges(subject: Subject) -> None:
         f"a number range in brackets cannot match two-digit numbers{unmatched}{rules}",
         layers=missed,
         rules=ranged,
-        effect=_Gap(missed, [role for role, layers in lacking.items() if layers & missed]).effect,
+        effect=Gap(missed, [role for role, layers in lacking.items() if layers & missed]).effect,
         remedy=number_range_remedy(first) or "",
     )
 
@@ -93,13 +95,13 @@ def _check_number_ranges(subject: Subject) -> None:
 def _lacking(subject: Subject) -> Mapping[Role, set[int]]:
     """Role → layers in which no rule matches a module of it that needs one."""
     lacking: dict[Role, set[int]] = defaultdict(set)
-    for module, entry in _needing(subject):
+    for module, entry in needing(subject):
         if entry.rule is None and module.layer is not None:
             lacking[module.role].add(module.layer)
     return lacking
 
 
-def _needing(subject: Subject) -> Iterator[tuple[Module, ModuleAssignment]]:
+def needing(subject: Subject) -> Iterator[tuple[Module, ModuleAssignment]]:
     """Modules of layers that are to be replaced."""
     wanted = injections(subject.spec, engine=subject.assignment.engine)
     for module, entry in subject.entries():
@@ -156,33 +158,33 @@ def _stopping(subject: Subject, hidden: list[Module]) -> set[int | None]:
     }
 
 
-def _gaps(subject: Subject) -> list[_Gap]:
+def _gaps(subject: Subject) -> list[Gap]:
     """Unmatched roles, those of the same layers together; what has been explained left out."""
-    gaps: list[_Gap] = []
+    gaps: list[Gap] = []
     lacking = {role: layers - subject.explained for role, layers in _lacking(subject).items()}
-    devices = {(module.role, module.layer): entry.device for module, entry in _needing(subject)}
+    devices = {(module.role, module.layer): entry.device for module, entry in needing(subject)}
     for role, layers in sorted(lacking.items(), key=lambda item: -len(item[1])):
         if not layers:
             continue
         gap = next((gap for gap in gaps if gap.layers >= layers), None)
         if gap is None:
-            gap = _Gap(set(layers))
+            gap = Gap(set(layers))
             gaps.append(gap)
         gap.roles.append(role)
         gap.devices |= {devices[role, layer] for layer in layers}
     return gaps
 
 
-def _meant_rules(subject: Subject, gap: _Gap) -> set[int | None]:
+def _meant_rules(subject: Subject, gap: Gap) -> set[int | None]:
     """Rules that match such modules in other layers: their patterns are too narrow."""
     return {
         entry.rule
-        for module, entry in _needing(subject)
+        for module, entry in needing(subject)
         if module.role in gap.roles and module.layer not in gap.layers and entry.class_name
     }
 
 
-def _digits(subject: Subject, gap: _Gap) -> str:
+def _digits(subject: Subject, gap: Gap) -> str:
     """The commonest reason: patterns for layer numbers of another length."""
     others = set(range(subject.spec.geometry.num_layers)) - gap.layers
     if others and max(gap.layers) < 10 <= min(others):
@@ -225,14 +227,16 @@ def _check_plain(subject: Subject) -> None:
     plain: dict[Role, set[int]] = defaultdict(set)
     rules: dict[Role, set[int | None]] = defaultdict(set)
     everywhere: dict[Role, set[int]] = defaultdict(set)
-    for module, entry in _needing(subject):
+    for module, entry in needing(subject):
         assert module.layer is not None
         everywhere[module.role].add(module.layer)
         if entry.rule is not None and entry.class_name is None:
             plain[module.role].add(module.layer)
             rules[module.role].add(entry.rule)
     for role, layers in plain.items():
-        gap = _Gap(layers, [role], rules[role])
+        if role in subject.explained_roles:
+            continue
+        gap = Gap(layers, [role], rules[role])
         linears = role in LINEAR_ROLES
         subject.report(
             ADVICE if linears and layers == everywhere[role] else gap.severity,
@@ -254,4 +258,9 @@ def _replacement(subject: Subject, role: Role) -> str:
     return f"replace it by {wanted[role].replace_class.rpartition('.')[2]} in an earlier rule"
 
 
-CHECKS = (_check_number_ranges, _check_coverage, _check_open_ends, _check_plain)
+CHECKS = (
+    _check_number_ranges,
+    _check_coverage,
+    _check_open_ends,
+    _check_plain,
+)

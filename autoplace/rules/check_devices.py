@@ -60,16 +60,17 @@ def _check_out_devices(subject: Subject) -> None:
         home = subject.homes[module.layer]
         given = entry.kwargs.get("out_device", "cuda")
         device = "cuda:0" if given == "cuda" else given
-        if device != home:
+        misspelt = isinstance(device, str) and not is_device(device)
+        if device != home and not misspelt:
             missing = "" if "out_device" in entry.kwargs else ", where out_device is missing"
             what = "experts" if module.role is Role.EXPERTS else "linears on the cpu"
-            subject.report(
+            subject.report_at(
+                module,
+                entry,
                 ERROR,
                 "out-device",
                 f"the {what} return their result to {device}{missing}, "
                 f"but the activations are on {home}",
-                layers=layers_of([module]),
-                rules=[entry.rule],
                 effect=_APART,
                 remedy=f"write out_device: {home}",
             )
@@ -100,12 +101,12 @@ def _report_missing(
     subject: Subject, module: Module, entry: ModuleAssignment, missing: list[str], error: str
 ) -> None:
     fatal = bool(error) and "generate_device" in missing
-    subject.report(
+    subject.report_at(
+        module,
+        entry,
         ERROR if fatal else WARNING,
         "no-device",
         f"the rule gives its modules no {' and no '.join(missing)}",
-        layers=layers_of([module]),
-        rules=[entry.rule],
         effect=f"loading stops with {error}"
         if fatal
         else "the default is plain cuda, the first GPU",

@@ -38,13 +38,13 @@ def _check_operators(subject: Subject) -> None:
             continue
         if operator is None or operator.kind != kind:
             known = [name for name, known in OPERATORS.items() if known.kind == kind]
-            subject.report(
+            subject.report_at(
+                module,
+                entry,
                 ERROR,
                 "unknown-operator",
                 f"there is no operator {entry.operator!r} for {kind}"
                 f"{did_you_mean(str(entry.operator), known)}",
-                layers=layers_of([module]),
-                rules=[entry.rule],
                 effect="injection stops: the wrapper asserts that it knows the name",
             )
             continue
@@ -60,12 +60,12 @@ def _check_operators(subject: Subject) -> None:
 
 
 def _report_elsewhere(subject: Subject, module: Module, entry: ModuleAssignment) -> None:
-    subject.report(
+    subject.report_at(
+        module,
+        entry,
         ERROR,
         "unsupported-operator",
         f"{entry.operator} is not for this: {ELSEWHERE[entry.operator or '']}",
-        layers=layers_of([module]),
-        rules=[entry.rule],
         effect="its bytes and its speed are not known here",
         remedy="use KLinearMarlin or KLinearTorch",
     )
@@ -74,12 +74,12 @@ def _report_elsewhere(subject: Subject, module: Module, entry: ModuleAssignment)
 def _report_later(
     subject: Subject, module: Module, entry: ModuleAssignment, operator: Operator
 ) -> None:
-    subject.report(
+    subject.report_at(
+        module,
+        entry,
         ERROR,
         "engine",
         f"{operator.name} is not in {subject.assignment.engine}",
-        layers=layers_of([module]),
-        rules=[entry.rule],
         effect="injection stops: the wrapper asserts that it knows the name",
         remedy="use KLinearMarlin, the same bytes",
     )
@@ -92,13 +92,13 @@ def _check_device(
     if on in operator.device_kinds:
         return
     other = (_ON_CPU if on == "cpu" else _ON_GPU)[operator.kind]
-    subject.report(
+    subject.report_at(
+        module,
+        entry,
         ERROR,
         "operator-device",
         f"{operator.name} runs on a {' or '.join(sorted(operator.device_kinds))}, "
         f"not on {entry.device}",
-        layers=layers_of([module]),
-        rules=[entry.rule],
         effect="its constructor asserts the device, so injection stops",
         remedy=f"use {other} there, or another generate_device",
     )
@@ -121,12 +121,12 @@ def _check_prefill(subject: Subject) -> None:
                 continue
             message = f"prefill_op {name} does not run on its prefill_device"
             effect = "its constructor asserts the device, so injection stops"
-        subject.report(
+        subject.report_at(
+            module,
+            entry,
             ERROR,
             "prefill-operator",
             message,
-            layers=layers_of([module]),
-            rules=[entry.rule],
             effect=effect,
             remedy=f"write prefill_op: {default}",
         )
@@ -143,12 +143,12 @@ def _check_machine(subject: Subject) -> None:
         matters = matters and is_device(entry.device)
         device = machine.by_name.get(entry.device)
         if device is None and matters:
-            subject.report(
+            subject.report_at(
+                module,
+                entry,
                 ERROR,
                 "no-such-device",
                 f"modules are on {entry.device}, but {machine.name} has {exists}",
-                layers=layers_of([module]),
-                rules=[entry.rule],
                 effect="loading stops: invalid device ordinal",
                 remedy="" if entry.rule is not None else "no rule matches them",
             )
@@ -174,13 +174,13 @@ def _check_capability(
     least = operator.compute_capability if operator else None
     found = device.compute_capability
     if operator is not None and least is not None and found is not None and found < least:
-        subject.report(
+        subject.report_at(
+            module,
+            entry,
             ERROR,
             "compute-capability",
             f"{operator.name} needs compute capability {least[0]}.{least[1]}, "
             f"but {device.name} ({device.model}) has {found[0]}.{found[1]}",
-            layers=layers_of([module]),
-            rules=[entry.rule],
             effect="its kernel does not exist for that GPU: the first prompt fails",
             remedy="use KLinearTorch or KExpertsTorch there",
         )

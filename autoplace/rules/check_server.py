@@ -91,23 +91,23 @@ def _check_experts(subject: Subject, module: Module, entry: ModuleAssignment) ->
     if wrapped_kind(entry.class_name) != "experts":
         return
     if entry.class_name != wanted:
-        subject.report(
+        subject.report_at(
+            module,
+            entry,
             ERROR,
             "chat-class",
             f"{(entry.class_name or '').rpartition('.')[2]} is local_chat's, but this family runs "
             "in the server (balance_serve) only",
-            layers=layers_of([module]),
-            rules=[entry.rule],
             effect="the server calls it with the size of the batch: TypeError at the first request",
             remedy=f"write {wanted}",
         )
     if entry.operator != "KExpertsCPU":
-        subject.report(
+        subject.report_at(
+            module,
+            entry,
             ERROR,
             "server-experts",
             f"{entry.operator} does not run in the server (balance_serve)",
-            layers=layers_of([module]),
-            rules=[entry.rule],
             effect="it takes no size of the batch: TypeError at the first request",
             remedy="use KExpertsCPU with generate_device: cpu",
         )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from autoplace.architectures.spec import Role
 from autoplace.placement.assignment import Value
-from autoplace.rules.families import family_of
+from autoplace.rules.families import family_of, injections
 from autoplace.rules.finding import Severity, ranges
 from autoplace.rules.subject import Subject
 
@@ -22,7 +22,7 @@ def _check_transfer_map(subject: Subject) -> None:
         _check_target(subject, device)
     off = _off_layers(subject)
     quoted = any(
-        type(key) is not int or not isinstance(device, str) or device == "cuda"
+        type(key) is not int or not _is_target(subject, device)
         for key, device in subject.assignment.transfer_map.items()
     )
     if off and not quoted and not _is_split_family(subject):
@@ -50,8 +50,10 @@ def _wrong_moves(subject: Subject, off: list[int]) -> None:
     where = " and ".join(dict.fromkeys(subject.homes[layer] for layer in off))
     at = " and ".join(dict.fromkeys(subject.stream[layer] for layer in off))
     is_or_are = f"{'layer' if len(off) == 1 else 'layers'} {ranges(off)} {_be(off)} on {where}"
+    remedy = _right_map(subject)
     if model is None or model.class_name is None:
         code, message = "no-model-rule", f"{is_or_are}, but no rule replaces ^model$"
+        remedy = f"{_model_class(subject)}, {remedy}"
     elif not subject.assignment.transfer_map:
         code, message = "no-transfer-map", f"{is_or_are}, but there is no transfer_map"
     else:
@@ -63,7 +65,7 @@ def _wrong_moves(subject: Subject, off: list[int]) -> None:
         layers=off,
         rules=_model_rule(subject),
         effect=f"there the activations are still on {at}: the first prompt fails",
-        remedy=f"write transfer_map: {_written(moves_of(subject.homes))}",
+        remedy=remedy,
     )
 
 
@@ -77,6 +79,11 @@ def _when(subject: Subject, off: list[int]) -> str:
 
 def _be(layers: list[int]) -> str:
     return "is" if len(layers) == 1 else "are"
+
+
+def _right_map(subject: Subject) -> str:
+    moves = moves_of(subject.homes)
+    return f"write transfer_map: {_written(moves)}" if moves else "leave the transfer_map out"
 
 
 def _written(moves: Mapping[int, str]) -> str:
@@ -122,9 +129,7 @@ def _check_key(subject: Subject, key: Value) -> None:
 
 def _check_target(subject: Subject, device: Value) -> None:
     """`cpu` is a target in `builtin`, and in KTransformers since 0.3.2."""
-    known = isinstance(device, str) and device != "cuda"
-    old = subject.assignment.engine in ("ktransformers-0.2.1", "ktransformers-0.3")
-    if known and not (device == "cpu" and old):
+    if _is_target(subject, device):
         return
     subject.report(
         ERROR,
@@ -134,8 +139,21 @@ def _check_target(subject: Subject, device: Value) -> None:
         layers=_off_layers(subject),
         rules=_model_rule(subject),
         effect="set_device fails at the first prompt",
-        remedy="write cuda:N",
+        remedy=_right_map(subject),
     )
+
+
+def _is_target(subject: Subject, device: Value) -> bool:
+    old = subject.assignment.engine in ("ktransformers-0.2.1", "ktransformers-0.3")
+    known = isinstance(device, str) and device != "cuda"
+    return known and not (device == "cpu" and old)
+
+
+def _model_class(subject: Subject) -> str:
+    """What to add where no rule replaces the model."""
+    wanted = injections(subject.spec, engine=subject.assignment.engine).get(Role.MODEL)
+    name = wanted.replace_class if wanted is not None else "the family's K…Model"
+    return f"add a rule: match ^model$, replace it by {name} with threshold 0"
 
 
 def _is_split_family(subject: Subject) -> bool:

@@ -37,12 +37,12 @@ def _check_gpu_experts(subject: Subject) -> None:
             on_gpu.append((module, entry))
             continue
         loads = " or ".join((*profile.gpu_experts, "KExpertsCPU"))
-        subject.report(
+        subject.report_at(
+            module,
+            entry,
             ERROR,
             "engine",
             f"{entry.operator} cannot load on a GPU in {profile.name}",
-            layers=layers_of([module]),
-            rules=[entry.rule],
             effect=_BUGS.get(profile.name, "loading stops"),
             remedy=f"use {loads}",
         )
@@ -67,12 +67,12 @@ def _check_host_linears(subject: Subject) -> None:
     for module, entry, kind in wrapped(subject):
         waits = kind == "linear" and entry.device == "cpu" and entry.operator == "KLinearTorch"
         if waits and subject.is_ktransformers:
-            subject.report(
+            subject.report_at(
+                module,
+                entry,
                 ADVICE,
                 "cuda-graph",
                 "KLinearTorch on the cpu needs CUDA graphs off for the whole model",
-                layers=layers_of([module]),
-                rules=[entry.rule],
                 effect="it waits for the host inside the graph",
                 remedy="use KLinearCPUInfer there, or launch with --use_cuda_graph False",
             )
@@ -135,12 +135,12 @@ def _check_backend(subject: Subject) -> None:
             message = f"backend {backend} needs BF16 experts, but the file has {names}"
         else:
             continue
-        subject.report(
+        subject.report_at(
+            module,
+            entry,
             ERROR,
             "backend",
             message,
-            layers=layers_of([module]),
-            rules=[entry.rule],
             effect="an assertion stops the loading",
             remedy="write backend: llamafile, or leave it out",
         )
@@ -153,12 +153,12 @@ def _check_marlin_sizes(subject: Subject) -> None:
     for module, entry, _ in wrapped(subject):
         shape = subject.spec.tensor_infos(module)[0].shape if module.tensors else ()
         if entry.operator == "KLinearMarlin" and any(size % 64 for size in shape):
-            subject.report(
+            subject.report_at(
+                module,
+                entry,
                 ADVICE,
                 "marlin-falls-back",
                 f"a dimension of {shape} is no multiple of 64, so KLinearMarlin becomes Torch",
-                layers=layers_of([module]),
-                rules=[entry.rule],
                 effect="it takes 2 B a weight instead of 0.56",
                 remedy="write KLinearTorch, or use 0.2.2 and later, which pad",
             )
@@ -184,12 +184,12 @@ def _check_replaced_gates(subject: Subject) -> None:
     """A shared expert's gate has one output: Marlin pads it to 64 and needs none of that."""
     for module, entry, _ in wrapped(subject):
         if module.role is Role.SHARED_GATE and entry.operator == "KLinearMarlin":
-            subject.report(
+            subject.report_at(
+                module,
+                entry,
                 ADVICE,
                 "gate-marlin",
                 "shared_expert_gate has one output row, which Marlin pads to 64",
-                layers=layers_of([module]),
-                rules=[entry.rule],
                 remedy="exclude it, as KTransformers' own later rules do",
             )
 

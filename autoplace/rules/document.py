@@ -14,6 +14,8 @@ from autoplace.errors import AutoplaceError
 MAX_CHARACTERS = 2_000_000
 MAX_NODES = 200_000
 MAX_DEPTH = 32
+MAX_NUMBER = 64
+"""Characters of a number: `59:59:…` (base 60) and `0x…` grow far beyond what can be shown."""
 
 _Loader: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _scalars = yaml.constructor.SafeConstructor()
@@ -139,6 +141,12 @@ class _Converter:
 
 
 def _scalar(node: yaml.ScalarNode, line: int) -> Scalar:
+    if node.tag in (f"{_TAG}int", f"{_TAG}float") and len(node.value) > MAX_NUMBER:
+        kind = node.tag.removeprefix(_TAG)
+        raise DocumentError(
+            f"{node.value[:40]!r}… is no {kind} of a rule file: it has {len(node.value)} digits",
+            line,
+        )
     try:
         match node.tag.removeprefix(_TAG):
             case "str":

@@ -15,6 +15,16 @@ class Severity(Enum):
     ADVICE = "advice"
 
 
+MOST_CHARACTERS = 400
+
+
+def readable(text: str) -> str:
+    """A sentence of a length that people read: a file may hold names and values of any length."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[: MOST_CHARACTERS // 2]} … {text[-MOST_CHARACTERS // 2 :]}"
+
+
 @dataclass(frozen=True)
 class Finding:
     """What is wrong, where, what it does at run time, and what to write instead."""

@@ -4,6 +4,19 @@ from autoplace.catalog.engines import engine
 from autoplace.placement.placement import Placement
 from autoplace.placement.settings import RunSettings
 
+SERVER = (
+    "python ktransformers/server/main.py --model_path MODEL --gguf_path GGUF "
+    "--optimize_config_path FILE --backend_type balance_serve --cache_lens {context} "
+    "--chunk_size 256 --max_batch_size 4 --cpu_infer {threads}"
+)
+"""KTransformers' doc/en/balance-serve.md (0.2.4 to 0.3.2); the cache is for all requests."""
+
+
+def server_line(settings: RunSettings, *, context_tokens: int) -> str:
+    """For families that KTransformers runs in its server only; its cache has pages of 256."""
+    context = -(-context_tokens // 256) * 256
+    return SERVER.format(context=context, threads=settings.num_threads)
+
 
 def launch_lines(placement: Placement, settings: RunSettings) -> tuple[str, ...]:
     """Command lines with `FILE`, `MODEL` and `GGUF` for what only the user's machine knows.

@@ -11,6 +11,7 @@ from autoplace.architectures.spec import ModelSpec
 from autoplace.hardware.machine import Machine
 from autoplace.placement.assignment import Assignment
 from autoplace.rules import (
+    check_causes,
     check_classes,
     check_coverage,
     check_dead,
@@ -27,6 +28,7 @@ from autoplace.rules.rule import Rule
 from autoplace.rules.subject import Subject
 
 _CHECKS = (
+    *check_causes.CHECKS,
     *check_coverage.CHECKS,
     *check_classes.CHECKS,
     *check_transfer.CHECKS,
@@ -61,6 +63,8 @@ def examine(
 ) -> Examined:
     """What a rule file means, and its findings: of its text and of its meaning, errors first."""
     assignment = assign(file.rules, spec, engine=engine)
+    if file.is_unreadable:
+        return Examined(file, assignment, tuple(merge(file.findings)))
     subject = Subject(
         assignment, spec, machine, file.rules, merge(file.findings), dict(file.broken_patterns)
     )

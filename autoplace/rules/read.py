@@ -6,6 +6,7 @@ the file names.
 """
 
 import difflib
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 from autoplace.errors import AutoplaceError, did_you_mean
 from autoplace.placement.assignment import Value
 from autoplace.rules import document, vocabulary
-from autoplace.rules.finding import Finding, Severity, refuse
+from autoplace.rules.finding import Finding, Severity, readable, refuse
 from autoplace.rules.header import Header, sha256_of, split_header
 from autoplace.rules.number_range import number_range_remedy
 from autoplace.rules.pattern import PatternError, compile_pattern
@@ -22,6 +23,7 @@ from autoplace.rules.rule import Rule
 RULE_KEYS = ("match", "replace", "recursive")
 MATCH_KEYS = ("name", "class")
 REPLACE_KEYS = ("class", "kwargs")
+UNREADABLE = ("not-yaml", "not-a-list")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class RuleFile:
     """Number of a rule → its pattern, which does not compile; the rule is not in `rules`."""
     starts: tuple[int, ...] = ()
     """Line of each entry of the list, from 1, rules or not; for editing."""
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether nothing could be read: what the file would mean is unknown then."""
+        return any(finding.code in UNREADABLE for finding in self.findings)
 
     @property
     def is_untouched(self) -> bool:
@@ -122,7 +129,7 @@ class _Reader:
             Finding(
                 Severity.ERROR,
                 code,
-                message,
+                readable(message),
                 rule=self.number,
                 line=line + self.first_line if line else None,
                 remedy=remedy,
@@ -249,8 +256,21 @@ class _Reader:
             )
         else:
             problem = vocabulary.problem_with(name, value)
-            if problem:
+            if problem and name in vocabulary.DEVICE_OPTIONS:
+                self._bad_device(value, line)
+            elif problem:
                 self._fault("bad-option", f"{name!r} {problem}", line)
+
+    def _bad_device(self, value: Value, line: int) -> None:
+        """Whichever option has it, so that one mistake is one finding."""
+        digits = re.fullmatch(r"\D*(\d{1,3})", value) if isinstance(value, str) else None
+        self._fault(
+            "bad-device",
+            f"{value!r} is no device: expected cpu or cuda:N",
+            line,
+            f"write cuda:{digits[1]}" if digits else "write cpu, or cuda:0",
+            effect="loading stops: torch knows no such device",
+        )
 
     def _recursive(self, node: document.Mapping) -> bool:
         value = node.get("recursive")
@@ -263,7 +283,9 @@ class _Reader:
             f"'recursive' must be true or false, not {_kind(value)}",
             value.line,
             "write recursive: false, unquoted",
-            effect="KTransformers takes any text as true, and goes on below the match",
+            effect="KTransformers takes any text as true, and goes on below the match"
+            if isinstance(value, document.Scalar) and isinstance(value.value, str)
+            else "KTransformers reads it as Python's bool() does, which the next reader will not",
         )
         return bool(value.value) if isinstance(value, document.Scalar) else bool(value.items)
 

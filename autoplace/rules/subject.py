@@ -9,7 +9,7 @@ from functools import cached_property
 from autoplace.architectures.spec import ModelSpec, Module, Role
 from autoplace.hardware.machine import Machine
 from autoplace.placement.assignment import Assignment, ModuleAssignment
-from autoplace.rules.finding import Finding, Severity, merge
+from autoplace.rules.finding import Finding, Severity, merge, readable
 from autoplace.rules.rule import Rule
 from autoplace.rules.vocabulary import LINEAR_ROLES
 
@@ -35,6 +35,8 @@ class Subject:
     """Number of a rule → its pattern, which does not compile: the walk leaves the rule out."""
     explained: set[int] = field(default_factory=set)
     """Layers whose lack of rules a finding has explained already."""
+    explained_roles: set[Role] = field(default_factory=set)
+    """Roles whose lack of a class a finding has explained already."""
     explained_rules: set[int] = field(default_factory=set)
     """Indices of rules that match nothing for a reason that a finding has given already."""
     _found: list[Finding] = field(default_factory=list)
@@ -66,7 +68,7 @@ class Subject:
             Finding(
                 severity,
                 code,
-                message,
+                readable(message),
                 rule=numbers[0] if numbers else None,
                 line=lines[0] if lines else None,
                 layers=tuple(sorted(set(layers))),
@@ -75,6 +77,28 @@ class Subject:
                 rules=numbers if len(numbers) > 1 else (),
                 lines=lines if len(lines) > 1 else (),
             )
+        )
+
+    def report_at(
+        self,
+        module: Module,
+        entry: ModuleAssignment,
+        severity: Severity,
+        code: str,
+        message: str,
+        *,
+        effect: str = "",
+        remedy: str = "",
+    ) -> None:
+        """Note a finding about one module; those of other modules that read alike join it."""
+        self.report(
+            severity,
+            code,
+            message,
+            layers=layers_of([module]),
+            rules=[entry.rule],
+            effect=effect,
+            remedy=remedy,
         )
 
     def findings(self) -> list[Finding]:

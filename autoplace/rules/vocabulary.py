@@ -80,7 +80,7 @@ def options_of(replace_class: str) -> Collection[str]:
 
 
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
-_DEVICE_OPTIONS = (*_DEVICES, "out_device", "device")
+DEVICE_OPTIONS = (*_DEVICES, "out_device", "device")
 _TEXT_OPTIONS = ("generate_op", "prefill_op", "backend")
 _COUNT_OPTIONS = ("num_bits", "group_size", "stride", "group_max_len", "chunck_size")
 _FLAG_OPTIONS = ("act_order", "is_k_full", "absorb_for_prefill")
@@ -88,7 +88,7 @@ _FLAG_OPTIONS = ("act_order", "is_k_full", "absorb_for_prefill")
 
 def problem_with(option: str, value: Value) -> str | None:
     """Why a value cannot be understood; None if it can. What it does is `lint`'s to say."""
-    if option in _DEVICE_OPTIONS:
+    if option in DEVICE_OPTIONS:
         if not isinstance(value, str) or not _DEVICE.fullmatch(value):
             return f"must be cpu or cuda:N, not {value!r}"
     elif option in _TEXT_OPTIONS:

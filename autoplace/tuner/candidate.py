@@ -8,7 +8,8 @@ from functools import cached_property
 
 from autoplace.architectures.spec import ModelSpec
 from autoplace.bench.metrics import Basis
-from autoplace.bench.request import MeasureSettings, TrialRequest
+from autoplace.bench.request import LlamaCppRun, MeasureSettings, TrialRequest
+from autoplace.export.llama_cpp.args import LlamaCppArgs
 from autoplace.hardware.machine import Machine
 from autoplace.placement.assignment import Assignment
 from autoplace.placement.expand import Expander
@@ -21,6 +22,7 @@ from autoplace.predict.latency import LatencyModel
 from autoplace.rules.export import rule_body
 from autoplace.rules.match import assign
 from autoplace.rules.read import parse_rules
+from autoplace.tuner.llama_cpp import LlamaCppStudy, line_of
 from autoplace.workload import Workload
 
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
@@ -39,6 +41,8 @@ class Problem:
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     calibration: Calibration = field(default_factory=Calibration)
     """What predictions start from."""
+    llama_cpp: LlamaCppStudy | None = None
+    """For engine `llama.cpp`: lines of arguments take the place of rule files."""
 
     def calibrated(self, calibration: Calibration) -> "Problem":
         """The same problem, predicted from another start."""
@@ -79,13 +83,16 @@ class Candidate:
     placement: Placement
     settings: RunSettings
     rules: str
-    """The body of the rule file."""
+    """The body of the rule file; llama.cpp's line of arguments."""
     plan: MemoryPlan
+    args: LlamaCppArgs | None = None
+    parted: str = ""
+    """llama.cpp's line where the placement is only the nearest to what it says."""
 
     @cached_property
     def key(self) -> str:
         """Equal for equal placements with equal settings."""
-        return candidate_key(self.placement, self.settings)
+        return candidate_key(self.placement, self.settings, self.parted)
 
     def cheap_probe(self, problem: Problem) -> TrialRequest:
         """Whether it fits: load, the longest prompt, one token."""
@@ -103,7 +110,14 @@ class Candidate:
             cuda_graphs=problem.cuda_graphs,
             interleave=problem.interleave,
             measure=problem.measure,
+            llama_cpp=self._llama_cpp_run(problem),
         )
+
+    def _llama_cpp_run(self, problem: Problem) -> LlamaCppRun | None:
+        if problem.llama_cpp is None or self.args is None:
+            return None
+        predicted = {name: memory.peak for name, memory in self.plan.by_device.items()}
+        return LlamaCppRun(self.args, problem.llama_cpp.tools, predicted)
 
 
 def _longest_prompt(request: TrialRequest) -> TrialRequest:
@@ -114,8 +128,9 @@ def _longest_prompt(request: TrialRequest) -> TrialRequest:
     return replace(request, workload=longest, measure=quick)
 
 
-def candidate_key(placement: Placement, settings: RunSettings) -> str:
-    text = json.dumps([asdict(placement), settings.record()], sort_keys=True)
+def candidate_key(placement: Placement, settings: RunSettings, parted: str = "") -> str:
+    parts = [asdict(placement), settings.record(), *([parted] if parted else [])]
+    text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -134,7 +149,13 @@ class Preparer:
 
         The memory of the user's file is planned from its text, since that is what will be loaded.
         """
-        key = candidate_key(placement, settings)
+        llama_cpp = self._problem.llama_cpp
+        parted = llama_cpp.parted(rules) if llama_cpp is not None else ""
+        key = candidate_key(placement, settings, parted)
+        if key not in self._known and llama_cpp is not None:
+            args = llama_cpp.args(placement, settings, rules)
+            plan, line = llama_cpp.plan(args), rules or line_of(args)
+            self._known[key] = Candidate(placement, settings, line, plan, args, parted)
         if key not in self._known:
             spec = self._problem.spec
             if rules is None:
@@ -150,6 +171,9 @@ class Preparer:
 
     def overrun_bytes(self, placement: Placement, settings: RunSettings) -> Mapping[str, int]:
         """Bytes over the budget per device, negative where there is room."""
+        llama_cpp = self._problem.llama_cpp
+        if llama_cpp is not None:
+            return llama_cpp.overrun_bytes(placement, settings)
         plan = self._plan(self._expander.expand(placement), settings)
         return plan.overrun_bytes(self._problem.machine)
 

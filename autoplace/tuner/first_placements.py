@@ -9,7 +9,7 @@ from autoplace.placement.baselines import obvious_placements
 from autoplace.placement.placement import Placement
 from autoplace.placement.settings import RunSettings
 from autoplace.placement.space import SearchSpace
-from autoplace.predict.solve import best_placements
+from autoplace.predict.best import best_placements
 from autoplace.tuner.candidate import Preparer, Problem
 from autoplace.tuner.pareto import best_of, pareto_front
 from autoplace.tuner.records import EARLIER, OBVIOUS, PREDICTED_BEST, record_of
@@ -51,9 +51,8 @@ def first_placements(
         yield FirstPlacement(
             f"{OBVIOUS}your rules", user_rules.placement, user_rules.settings, user_rules.body
         )
-    obvious = obvious_placements(problem.space, preparer.overrun_bytes)
-    for baseline in obvious:
-        yield FirstPlacement(OBVIOUS + baseline.name, baseline.placement, baseline.settings)
+    obvious = list(_obvious(problem, preparer))
+    yield from obvious
     for study in earlier[:1]:
         yield from _best_of_earlier(study, problem.space)
     starts = [problem.space.encode(one.placement, one.settings) for one in obvious]
@@ -67,6 +66,16 @@ def first_placements(
         dtype_bytes=problem.dtype_bytes,
     ):
         yield FirstPlacement(PREDICTED_BEST, predicted.placement, predicted.settings)
+
+
+def _obvious(problem: Problem, preparer: Preparer) -> Iterator[FirstPlacement]:
+    """What everybody could have used: an engine's own ways, where it has such."""
+    if problem.llama_cpp is not None:
+        for one in problem.llama_cpp.baselines():
+            yield FirstPlacement(OBVIOUS + one.name, one.placement, one.settings, one.line)
+        return
+    for baseline in obvious_placements(problem.space, preparer.overrun_bytes):
+        yield FirstPlacement(OBVIOUS + baseline.name, baseline.placement, baseline.settings)
 
 
 def _best_of_earlier(study: optuna.Study, space: SearchSpace) -> Iterator[FirstPlacement]:

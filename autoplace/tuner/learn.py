@@ -5,10 +5,10 @@ from typing import Any
 
 import optuna
 
+from autoplace.predict.best import best_placements
 from autoplace.predict.calibrate import Observation, Refit, refit
 from autoplace.predict.calibration import Calibration, calibration_from_json, calibration_to_json
 from autoplace.predict.latency import LatencyModel
-from autoplace.predict.solve import best_placements
 from autoplace.tuner.candidate import Preparer, Problem
 from autoplace.tuner.first_placements import FirstPlacement
 from autoplace.tuner.records import CORRECTED_BEST, TrialRecord, record_of

@@ -9,16 +9,22 @@ from pathlib import Path
 
 from autoplace.architectures.spec import ModelSpec
 from autoplace.bench.metrics import Basis, Spread
+from autoplace.catalog.llama_cpp import ENGINE as LLAMA_CPP
 from autoplace.errors import AutoplaceError
+from autoplace.export.llama_cpp import parse_args
+from autoplace.export.llama_cpp.preset import export_preset
 from autoplace.rules.export import export_rules
 from autoplace.rules.header import Figure, Header
+from autoplace.tuner.llama_cpp import lines_to_paste
 from autoplace.tuner.plots import pareto_svg
 from autoplace.tuner.remeasure import Remeasured
 from autoplace.tuner.report import PARETO_PLOT, gain_sentence, markdown, page
 from autoplace.tuner.summary import Summary
 
-BEST = "best.rules.yaml"
-_POINT = re.compile(r"trial-\d+\.rules\.yaml")
+BEST = "best"
+RULES, PRESET = ".rules.yaml", ".preset.ini"
+"""Endings of what an engine is driven by: a rule file, or llama-server's preset."""
+_POINT = re.compile(r"trial-\d+\.(rules\.yaml|preset\.ini)")
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,11 @@ def publish(summary: Summary, spec: ModelSpec, study_dir: Path) -> Published:
     best: Path | None = None
     points: list[Path] = []
     if summary.best is not None:
-        best = folder / BEST
+        ending = PRESET if summary.key["engine"] == LLAMA_CPP else RULES
+        best = folder / f"{BEST}{ending}"
         _export(best, summary.best, summary, spec)
         for one in summary.front:
-            points.append(folder / "pareto" / f"trial-{one.record.number}.rules.yaml")
+            points.append(folder / "pareto" / f"trial-{one.record.number}{ending}")
             _export(points[-1], one, summary, spec)
         _write(folder / PARETO_PLOT, pareto_svg(summary))
     _remove_old_points(folder / "pareto", points)
@@ -65,6 +72,10 @@ def publish(summary: Summary, spec: ModelSpec, study_dir: Path) -> Published:
 def _export(path: Path, one: Remeasured, summary: Summary, spec: ModelSpec) -> None:
     record = one.record
     assert record.placement is not None
+    if summary.key["engine"] == LLAMA_CPP:
+        args = parse_args(record.rules)
+        export_preset(path, spec.name, args, header_of(one, summary))
+        return
     export_rules(path, record.placement, spec, header_of(one, summary), body=record.rules)
 
 
@@ -95,8 +106,15 @@ def header_of(one: Remeasured, summary: Summary) -> Header:
         quality_positions=quality.num_positions if quality else 0,
         why=_why(one, summary),
         gain=gain_sentence(summary) if is_best else "",
-        launch=("python -m autoplace bench rules=FILE",),
+        launch=_launch(one, summary),
     )
+
+
+def _launch(one: Remeasured, summary: Summary) -> tuple[str, ...]:
+    """What to paste."""
+    if summary.key["engine"] == LLAMA_CPP:
+        return lines_to_paste(one.record.rules)
+    return ("python -m autoplace bench rules=FILE",)
 
 
 def _measured_bytes(one: Remeasured, summary: Summary) -> dict[str, int]:

@@ -11,8 +11,9 @@ import optuna
 from autoplace.bench.metrics import Status
 from autoplace.tuner.candidate import Preparer, Problem
 from autoplace.tuner.drift import SENTINEL, Reading, append_reading, readings
+from autoplace.tuner.llama_cpp import FITTED
 from autoplace.tuner.pareto import best_of, candidates, pareto_front
-from autoplace.tuner.records import TrialRecord
+from autoplace.tuner.records import OBVIOUS, TrialRecord
 from autoplace.tuner.runner import Runner
 from autoplace.workload import Workload
 
@@ -50,13 +51,21 @@ class Remeasured:
 
 
 def to_remeasure(records: Sequence[TrialRecord], workload: Workload) -> list[TrialRecord]:
-    """At most four points of the front, the best for the workload among them, and the best
-    obvious placement, each once."""
+    """At most four points of the front, the best for the workload among them, the best obvious
+    placement and llama.cpp's own `--fit`, each once."""
     eligible = candidates(records)
     front = pareto_front(eligible)
     chosen = best_of(front, workload)[:MAX_FRONT]
     obvious = best_of([record for record in eligible if record.is_obvious], workload)[:1]
-    return chosen + [record for record in obvious if record not in chosen]
+    fitted = [record for record in eligible if is_fitted(record)][:1]
+    for record in (*obvious, *fitted):
+        chosen += [record] if record not in chosen else []
+    return chosen
+
+
+def is_fitted(record: TrialRecord) -> bool:
+    """Whether it is what llama.cpp's `--fit` comes to."""
+    return record.is_obvious and FITTED in record.origin.removeprefix(OBVIOUS).split(", ")
 
 
 def remeasure(

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from jinja2 import Environment
 
 from autoplace import __version__
+from autoplace.catalog.llama_cpp import ENGINE as LLAMA_CPP
 from autoplace.tuner.accuracy import factors, sentences
+from autoplace.tuner.llama_cpp import lines_to_paste
 from autoplace.tuner.pareto import best_of, request_s
 from autoplace.tuner.plots import history_svg, memory_svg, pareto_svg
 from autoplace.tuner.records import TrialRecord
-from autoplace.tuner.remeasure import Remeasured
+from autoplace.tuner.remeasure import Remeasured, is_fitted
 from autoplace.tuner.summary import Summary, describe_placement
 from autoplace.units import format_bytes, format_seconds
 
@@ -88,6 +90,9 @@ def verdict(summary: Summary) -> Iterator[str]:
         f"{format_seconds(best.prefill_latency_s)} ({summary.basis})."
     )
     yield gain_sentence(summary)
+    if summary.key["engine"] == LLAMA_CPP:
+        yield fit_sentence(summary)
+        yield from (f"To paste: {line}" for line in lines_to_paste(best.record.rules))
     if len(summary.front) == 1:
         yield "One placement dominates: none has a faster decode or a shorter prefill."
     if summary.basis == "emulated":
@@ -106,6 +111,24 @@ def gain_sentence(summary: Summary) -> str:
     how = "measured in turn" if summary.baseline.n else f"as {summary.basis} in the search"
     text = f"{ratio:.3f} ± {error:.3f} times as fast as the best obvious one ({name}), {how}"
     return f"{text}." if ratio - error > 1 else f"{text}: that is within the noise."
+
+
+def fit_sentence(summary: Summary) -> str:
+    """The gain over llama.cpp's own `--fit`, its noise, and what it cost to find."""
+    minutes = f"the search took {summary.search_s / 60:.1f} minutes"
+    if summary.fit_gain is None or summary.best is None or summary.fitted is None:
+        failed = next((record for record in summary.records if is_fitted(record)), None)
+        why = f": {failed.reason or failed.status}" if failed else ""
+        return f"llama.cpp's own --fit gave no figures{why}; {minutes}."
+    if summary.best.record.number == summary.fitted.record.number:
+        return f"llama.cpp's own --fit is the best: nothing that was tried beats it; {minutes}."
+    ratio, error = summary.fit_gain
+    within = "" if ratio - error > 1 else ", which is within the noise"
+    return (
+        f"{ratio:.3f} ± {error:.3f} times as fast as llama.cpp's own --fit "
+        f"({format_seconds(summary.fitted.request_s(summary.workload))} a request){within}; "
+        f"{minutes}."
+    )
 
 
 def nearest_miss(summary: Summary) -> Iterator[str]:
@@ -154,7 +177,8 @@ def _settings(record: TrialRecord) -> str:
     settings = record.settings
     assert settings is not None
     threads = f"{settings.num_threads} thread{'s' if settings.num_threads != 1 else ''}"
-    return f"{threads}, chunk {settings.prefill_chunk}, KV {settings.kv_type}"
+    own = f", batch {settings.batch}, flash {settings.flash_attn}" if settings.batch else ""
+    return f"{threads}, chunk {settings.prefill_chunk}, KV {settings.kv_type}{own}"
 
 
 def _front(summary: Summary) -> Table:

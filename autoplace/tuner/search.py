@@ -197,7 +197,9 @@ class Search:
                 queued += self._enqueue_unknown(first, known)
 
     def _enqueue_unknown(self, first: FirstPlacement, known: set[str]) -> bool:
-        key = candidate_key(first.placement, first.settings)
+        llama_cpp = self._problem.llama_cpp
+        parted = llama_cpp.parted(first.rules) if llama_cpp is not None else ""
+        key = candidate_key(first.placement, first.settings, parted)
         if key in known:
             return False
         known.add(key)

@@ -55,11 +55,20 @@ def study_key(problem: Problem, *, max_kl: float | None) -> StudyKey:
     interleave = "" if problem.interleave == "auto" else f", interleave={problem.interleave}"
     return StudyKey.of(
         problem.space,
-        engine_version=f"{__version__}{graphs}{interleave}",
+        engine_version=f"{__version__}{graphs}{interleave}{_llama_cpp(problem)}",
         dtype=problem.dtype,
         basis=problem.basis,
         max_kl=max_kl,
     )
+
+
+def _llama_cpp(problem: Problem) -> str:
+    """What makes figures of llama.cpp comparable: what measured them, and what was kept."""
+    study = problem.llama_cpp
+    if study is None:
+        return ""
+    kept = "".join(f", -ot {pattern}={buffer}" for pattern, buffer in study.kept)
+    return f", {study.tools.measurer} {study.tools.version}{kept}"
 
 
 def tune(problem: Problem, session: Session, make_runner: Callable[[], Runner]) -> Result:

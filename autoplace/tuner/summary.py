@@ -18,6 +18,7 @@ from autoplace.tuner.remeasure import (
     Remeasured,
     final_figures,
     gain,
+    is_fitted,
     to_remeasure,
 )
 from autoplace.tuner.study import KEY
@@ -48,6 +49,8 @@ class Summary:
     ended: str
     learned: Mapping[str, object] | None = None
     """What the time model learned: factors, errors, doubts."""
+    fitted: Remeasured | None = None
+    """llama.cpp's `--fit`, measured in turn with the front."""
     audit: tuple[Audited, ...] = ()
     """Pruned placements that were run to see."""
 
@@ -61,6 +64,18 @@ class Summary:
         if self.best is None or self.baseline is None:
             return None
         return gain(self.best, self.baseline, self.noise, self.workload)
+
+    @property
+    def fit_gain(self) -> tuple[float, float] | None:
+        """The same against llama.cpp's own `--fit`; None where that was not measured."""
+        if self.best is None or self.fitted is None:
+            return None
+        return gain(self.best, self.fitted, self.noise, self.workload)
+
+    @property
+    def search_s(self) -> float:
+        """Seconds that all trials took."""
+        return sum(record.duration_s for record in self.records)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -90,6 +105,7 @@ def summarise(study: optuna.Study, machine: Machine, workload: Workload) -> Summ
         drift=drift(by_number[sentinels[0].trial], sentinels) if sentinels else None,
         ended=str(study.user_attrs.get(ENDED, "it has not ended")),
         learned=study.user_attrs.get(LEARNED),
+        fitted=next((one for one in figures if is_fitted(one.record)), None),
         audit=audited(study),
     )
 

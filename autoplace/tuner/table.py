@@ -41,6 +41,7 @@ def summary_json(summary: Summary, published: Published) -> dict[str, Any]:
         "baseline": _point(summary.baseline, summary),
         "front": [_point(one, summary) for one in summary.front],
         "gain": {"ratio": ratio, "two_standard_errors": error},
+        "gain_over_fit": _over_fit(summary),
         "noise": vars(summary.noise),
         "drift": summary.drift,
         "files": {
@@ -50,6 +51,14 @@ def summary_json(summary: Summary, published: Published) -> dict[str, Any]:
             "page": str(published.page),
         },
     }
+
+
+def _over_fit(summary: Summary) -> dict[str, float] | None:
+    """llama.cpp only; None where `--fit` gave no figures."""
+    if summary.fit_gain is None:
+        return None
+    ratio, error = summary.fit_gain
+    return {"ratio": ratio, "two_standard_errors": error, "search_s": summary.search_s}
 
 
 def _point(one: Remeasured | None, summary: Summary) -> dict[str, Any] | None:

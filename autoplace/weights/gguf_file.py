@@ -140,6 +140,10 @@ def _other_paths(first: _Shard, count: int) -> list[Path]:
             f"{path} is one of {count} shards: expected its name to end in "
             f"-00001-of-{count:05d}.gguf, or its siblings cannot be found"
         )
+    if int(match["count"]) != count:
+        raise AutoplaceError(
+            f"{path} is damaged: its name says {int(match['count'])} shards, its header {count}"
+        )
     siblings = [
         path.with_name(f"{match['stem']}-{each:05d}-of-{count:05d}.gguf")
         for each in range(1, count + 1)

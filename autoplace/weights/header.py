@@ -18,6 +18,9 @@ DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
 _MIN_ENTRY_BYTES = 8 + 4 + 1
 _MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
+_MOST = 100_000
+"""Entries or tensors of one file: 61 layers of 256 experts, each in tensors of its own, are 47,000.
+A hostile file has many small ones, each of which takes far more memory than bytes of the file."""
 
 OTHER_TYPES: dict[int, str] = {
     4: "Q4_2",
@@ -113,6 +116,8 @@ def _check_count(cursor: Cursor, count: int, min_bytes: int, what: str) -> None:
             f"{cursor.path} is truncated or damaged: its header says {count} {what}, "
             f"but only {rest} B follow"
         )
+    if count > _MOST:
+        raise AutoplaceError(f"{cursor.path} has {count} {what}: at most {_MOST} are read")
 
 
 def _read_tensor(cursor: Cursor) -> tuple[TensorInfo, int]:

@@ -56,6 +56,10 @@ _Default = TypeVar("_Default")
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _MAX_ARRAY_DEPTH = 8
+_MAX_NAME_BYTES = 65_535
+"""Of keys, as gguf.md has it."""
+_MAX_DECODED = 2_000_000
+"""Elements of an array that is asked for; vocabularies have some 250,000."""
 
 
 class MissingKeyError(AutoplaceError, KeyError):
@@ -92,6 +96,11 @@ class Cursor:
     def text(self, *, what: str = "a string") -> str:
         length = self.u64()
         start = self.take(length)
+        if what != "a string" and length > _MAX_NAME_BYTES:
+            raise AutoplaceError(
+                f"{self.path} is damaged: expected {what} of at most {_MAX_NAME_BYTES} B "
+                f"at byte {start} but it has {length} B"
+            )
         try:
             return self.buffer[start : start + length].decode()
         except UnicodeDecodeError as error:
@@ -155,6 +164,11 @@ class Cursor:
 
     def _array(self) -> list[object]:
         element_type, length = self.value_type(), self.u64()
+        if length > _MAX_DECODED:
+            raise AutoplaceError(
+                f"{self.path} has an array of {length} elements at byte {self.offset}: "
+                f"at most {_MAX_DECODED} are read"
+            )
         if element_type in (ValueType.STRING, ValueType.ARRAY):
             return [self.value(element_type) for _ in range(length)]
         scalar = SCALARS[element_type]

@@ -56,19 +56,25 @@ def plausible_blocks(ggml_type: GGMLType, count: int, rng: np.random.Generator) 
 
 
 def linear_rates(
-    kernels: native.Kernels, ggml_type: GGMLType, timer: Timer, rng: np.random.Generator
+    kernels: native.Kernels,
+    ggml_type: GGMLType,
+    x_type: GGMLType,
+    timer: Timer,
+    rng: np.random.Generator,
 ) -> tuple[Rate, Rate]:
     n, k = LINEAR
     copies = max(2, -(-(256 << 20) // kernels.matrix_bytes(ggml_type, n, k)))
     data = plausible_blocks(ggml_type, n * k * copies, rng)
     n_bytes = data.nbytes // copies
     x = rng.standard_normal((512, k), np.float32)
+    if x_type == GGMLType.BF16:
+        x = (x.view(np.uint32) >> 16).astype(np.uint16)
     out = np.empty((512, n), np.float32)
 
     def run(num_tokens: int, copy: int) -> None:
         weights = data.ctypes.data + copy * n_bytes
         kernels.linear(
-            *(x.ctypes.data, GGMLType.F32, num_tokens, k, weights, ggml_type, n, out.ctypes.data)
+            *(x.ctypes.data, x_type, num_tokens, k, weights, ggml_type, n, out.ctypes.data)
         )
 
     one = timer.rate(data.nbytes, lambda: each(copies, run))
@@ -147,11 +153,12 @@ def read_rate(kernels: native.Kernels, timer: Timer) -> Rate:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--path", help="scalar, avx2 or avx512; the best one otherwise")
+    parser.add_argument("--path", help="scalar, avx2, avx512 or amx; the best one otherwise")
     parser.add_argument("--types", default=",".join(t.name for t in GGMLType))
     parser.add_argument(
         "--cpu-time", action="store_true", help="one thread, by its CPU time: for a busy machine"
     )
+    parser.add_argument("--bf16", action="store_true", help="bf16 activations in linears")
     parser.add_argument("--repeats", type=int, default=9)
     return parser.parse_args()
 
@@ -167,6 +174,7 @@ def main() -> None:
     if arguments.path:
         kernels.set_path(arguments.path)
     rng = np.random.default_rng(0)
+    x_type = GGMLType.BF16 if arguments.bf16 else GGMLType.F32
     clock = time.thread_time if arguments.cpu_time else time.perf_counter
     timer = Timer(arguments.repeats, clock)
     print(
@@ -175,7 +183,7 @@ def main() -> None:
     print(f"read            {read_rate(kernels, timer)} GB/s")
     print("linear 2048 → 10944   batch 1, GB/s             batch 512, GFLOP/s")
     for name in filter(None, arguments.types.split(",")):
-        one, many = linear_rates(kernels, GGMLType[name], timer, rng)
+        one, many = linear_rates(kernels, GGMLType[name], x_type, timer, rng)
         print(f"{name:15s} {one}   {many}", flush=True)
     for num_bits in (4, 8):
         one, many = marlin_rates(kernels, num_bits, timer, rng)

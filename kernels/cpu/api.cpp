@@ -10,6 +10,7 @@
 #include "linear.hpp"
 #include "marlin_pack.hpp"
 #include "thread_pool.hpp"
+#include "tiles.hpp"
 
 using namespace autoplace;
 
@@ -52,7 +53,8 @@ int64_t ap_matrix_bytes(int format, int64_t n, int64_t k) {
 
 int ap_interleave_pays(int format, int64_t n, int64_t k) {
   const Path& path = current_path();
-  return path.quantizes && path.tiles == nullptr && can_interleave(format, n, k) ? 1 : 0;
+  const bool by_tiles = path.tiles != nullptr && path.tiles->takes(format, kApBF16);
+  return path.quantizes && !by_tiles && can_interleave(format, n, k) ? 1 : 0;
 }
 
 int ap_interleave(const void* src, int format, int64_t n, int64_t k, void* dst) {

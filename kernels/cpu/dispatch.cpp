@@ -6,6 +6,10 @@
 #include "path.hpp"
 
 namespace autoplace {
+#if defined(__x86_64__)
+const TileKernels* bf16_tile_kernels();
+#endif
+
 namespace {
 
 bool cpu_has(const char* name) {
@@ -24,11 +28,23 @@ bool cpu_has(const char* name) {
   return false;
 }
 
+#if defined(__x86_64__)
+// With AVX512-BF16's dot products where the CPU has them.
+const Path* whole_avx512_path() {
+  static const Path path = [] {
+    Path made = *avx512_path();
+    if (__builtin_cpu_supports("avx512bf16")) made.tiles = bf16_tile_kernels();
+    return made;
+  }();
+  return &path;
+}
+#endif
+
 const Path* find_path(const char* name) {
   if (!cpu_has(name)) return nullptr;
 #if defined(__x86_64__)
   if (std::strcmp(name, "amx") == 0) return amx_path();
-  if (std::strcmp(name, "avx512") == 0) return avx512_path();
+  if (std::strcmp(name, "avx512") == 0) return whole_avx512_path();
   if (std::strcmp(name, "avx2") == 0) return avx2_path();
 #endif
   return scalar_path();

@@ -76,7 +76,9 @@ Matrix matrix_view(const void* data, int format, int64_t n, int64_t k) {
 
 void linear(const void* x, int x_dtype, int64_t t, const Matrix& w, void* y, int y_dtype) {
   const TileKernels* tiles = current_path().tiles;
-  if (tiles != nullptr && t > kMaxGemvTokens && !is_interleaved(w.format)) return tile_linear(*tiles, x, x_dtype, t, w, y, y_dtype);
+  if (tiles != nullptr && t > kMaxGemvTokens && tiles->takes(w.format, x_dtype)) {
+    return tile_linear(*tiles, x, x_dtype, t, w, y, y_dtype);
+  }
   static thread_local Activations activations;
   const bool quantized = current_path().quantizes && !is_float(w.format);
   activations.load(x, x_dtype, t, w.k, quantized);

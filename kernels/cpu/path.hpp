@@ -82,7 +82,7 @@ struct Path {
 
   AttentionLoops attention;
 
-  // For more than kMaxGemvTokens tokens, instead of `gemm`, where the path has matrix tiles (tiles.hpp).
+  // For more than kMaxGemvTokens tokens, instead of `gemm`, what the path has tiles for (tiles.hpp).
   const TileKernels* tiles = nullptr;
 };
 

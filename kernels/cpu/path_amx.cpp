@@ -9,7 +9,9 @@
 
 namespace autoplace {
 namespace {
-constexpr TileKernels kKernels = {pack_panel, multiply, gate_and_pack, store_tile, add_tile};
+bool takes(int format, int) { return !is_interleaved(format); }
+
+constexpr TileKernels kKernels = {takes, pack_panel, multiply, gate_and_pack, store_tile, add_tile};
 }  // namespace
 
 const TileKernels* amx_tile_kernels() { return &kKernels; }

@@ -187,7 +187,11 @@ class TileExperts {
 
 }  // namespace
 
-bool tile_experts_pay(const Routing& routing) {
+bool tile_experts_pay(const TileKernels& tiles, int x_dtype, const Routing& routing, const ExpertStack& gate,
+                      const ExpertStack& up, const ExpertStack& down) {
+  const bool taken = tiles.takes(gate.first.format, x_dtype) && tiles.takes(up.first.format, x_dtype) &&
+                     tiles.takes(down.first.format, kApBF16);
+  if (!taken || routing.num_tokens <= kMaxGemvTokens) return false;
   int64_t in_use = 0;
   for (int64_t count : tokens_of_experts(routing)) in_use += count > 0;
   return routing.num_tokens * routing.per_token >= kMinTokensPerExpert * in_use;
@@ -211,9 +215,9 @@ void tile_linear(const TileKernels& tiles, const void* x, int x_dtype, int64_t t
     const int64_t y_bytes = y_dtype == kApBF16 ? 2 : 4;
     in_batches(num_blocks, [&](int64_t block, int64_t count) {
       tiles.multiply(w, begin, end - begin, panels, block, count, sums);
-      for (int64_t done = 0; done < end - begin; done += kTileRows) {
-        for (int64_t i = 0; i < count; ++i) {
-          const int64_t token = (block + i) * kPanelTokens;
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t token = (block + i) * kPanelTokens;
+        for (int64_t done = 0; done < end - begin; done += kTileRows) {
           tiles.store(sums + (done / kTileRows * count + i) * kSumsTile, std::min(kTileRows, end - begin - done),
                       std::min(kPanelTokens, t - token),
                       static_cast<uint8_t*>(y) + (token * w.n + begin + done) * y_bytes, y_dtype, w.n);

@@ -1,4 +1,4 @@
-// Many tokens by matrix tiles of bf16: what such a path offers, and the operators made from it.
+// Many tokens by bf16 tiles or dot products: what such a path offers, and the operators made from it.
 //
 // Weights are the left operand, so that a decoded row lies in a tile as it lies in the matrix, and sums
 // come as [rows][tokens]. Activations are the right operand and are packed once a call, as panels:
@@ -32,6 +32,9 @@ struct Panels {
 };
 
 struct TileKernels {
+  // Whether weights of a format times activations of a type are better multiplied this way.
+  bool (*takes)(int format, int x_dtype);
+
   // Packs up to 16 rows of x, float32 or bf16, into one block.
   void (*pack)(const void* const* rows, int x_dtype, int64_t t, const Panels& x, int64_t block);
 
@@ -56,8 +59,9 @@ void tile_linear(const TileKernels& tiles, const void* x, int x_dtype, int64_t t
                  int y_dtype);
 void tile_experts(const TileKernels& tiles, const void* x, int x_dtype, const Routing& routing,
                   const ExpertStack& gate, const ExpertStack& up, const ExpertStack& down, void* out, int out_dtype);
-// Whether the experts in use have enough tokens each for decoding their weights to tiles to pay.
-bool tile_experts_pay(const Routing& routing);
+// Whether a path's tiles take these experts, and those in use have enough tokens each for decoding to pay.
+bool tile_experts_pay(const TileKernels& tiles, int x_dtype, const Routing& routing, const ExpertStack& gate,
+                      const ExpertStack& up, const ExpertStack& down);
 
 }  // namespace autoplace
 

@@ -14,11 +14,17 @@ import triton.language as tl
 
 @triton.jit
 def _code(words, position, BITS: tl.constexpr):
-    """The signed code at `position` 0 … PER - 1 of a word, by increasing k."""
+    """The signed code at `position` 0 … PER - 1 of a word, by increasing k, in float32.
+
+    Its bits are put under those of 2^23, which is then taken off: exact, and at the full rate of
+    the GPU, where converting integers runs at a quarter of it or less (sm_80).
+    """
     if BITS == 4:
-        return ((words >> ((position % 4) * 8 + (position // 4) * 4)) & 15) - 8
+        bits = (words >> ((position % 4) * 8 + (position // 4) * 4)) & 15
+        return (bits | 0x4B000000).to(tl.float32, bitcast=True) - 8388616.0
     else:
-        return (words << (24 - position * 8)) >> 24
+        bits = ((words >> (position * 8)) & 255) ^ 128
+        return (bits | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0
 
 
 @triton.jit
@@ -36,7 +42,7 @@ def _packed_row(x, words, scales, begin, end, K, BITS: tl.constexpr, BLOCK_K: tl
         for position in tl.static_range(PER):
             k = at * PER + position
             value = tl.load(x + k, known & (k < K), other=0.0).to(tl.float32)
-            partial += _code(word, position, BITS).to(tl.float32) * value[:, None]
+            partial += _code(word, position, BITS) * value[:, None]
         group = at // (64 // PER)
         scale = tl.load(scales + group[:, None] * 16 + lane[None, :], known[:, None], other=0.0)
         acc += partial * scale.to(tl.float32)
@@ -134,7 +140,7 @@ def _tile_product(acc, left, data, scales, n, group, N, K, BITS: tl.constexpr, D
         known = n < N
         words = tl.load(data + at, known[None, :], other=0)  # [64 / PER, BN]
         codes = _code(words[:, None, :], tl.arange(0, PER)[None, :, None], BITS)
-        right = tl.reshape(codes.to(tl.float32).to(DOT), (64, n.shape[0]))
+        right = tl.reshape(codes.to(DOT), (64, n.shape[0]))
         scale = tl.load(scales + tile * (num_groups * 16) + group * 16 + lane, known, other=0.0)
         product = tl.dot(left, right, input_precision="ieee")
         return acc + product * scale.to(tl.float32)[None, :]

@@ -177,7 +177,8 @@ def spec_of(model: str, top_k: int) -> ModelSpec:
     geometry = geometry_from_preset(preset)
     assert geometry.moe is not None
     geometry = replace(geometry, moe=replace(geometry.moe, top_k=top_k))
-    return spec_from_geometry(model, geometry, quant=QUANT)
+    quant = "mxfp4" if preset["default_quant"] == "mxfp4" else QUANT
+    return spec_from_geometry(model, geometry, quant=quant)
 
 
 def machine_of(entry: Mapping[str, str]) -> Machine:

@@ -9,11 +9,11 @@ import pytest
 from autoplace.architectures import spec_from_geometry
 from autoplace.architectures.spec import ModelSpec
 from autoplace.bench.metrics import Spread
-from autoplace.bench.probe_fit import correct
+from autoplace.bench.probe_fit import correct, quickest
 from autoplace.bench.probe_sample import (
     DECODED,
+    GPU_FAMILIES,
     MOST_WEIGHTS,
-    NUM_REPEATS,
     Timed,
     sample_geometry,
     sample_placements,
@@ -21,7 +21,7 @@ from autoplace.bench.probe_sample import (
     time_sample,
     write_sample,
 )
-from autoplace.placement.placement import Placement
+from autoplace.placement.placement import Choice, Placement
 from autoplace.placement.settings import RunSettings
 from autoplace.predict.calibration import Calibration
 from autoplace.predict.latency import LatencyModel
@@ -80,6 +80,16 @@ def test_every_family_is_timed_alone_and_beside_experts_in_blocks() -> None:
     assert len(set(placements)) == 2 * len(FAMILIES) - 1
 
 
+def test_on_a_real_gpu_packed_and_plain_weights_are_timed_beside_those_of_the_host() -> None:
+    where = replace(small_machine(64), emulated=False)
+    placements = list(sample_placements(small_spec(), where, ("blocks", "dense")))
+    on_gpu = [one for one in placements if one.layers[0].device == "cuda:0"]
+    assert len(placements) - len(on_gpu) == 3
+    assert {one.lm_head.operator for one in on_gpu} == {"KLinearMarlin", "KLinearTorch"}
+    beside = [one for one in on_gpu if one.layers[-1].experts == Choice("cpu", "KExpertsCPU")]
+    assert len(beside) == len(GPU_FAMILIES) == len(on_gpu) - len(beside)
+
+
 def test_the_sample_runs_whole_tokens_and_chunks() -> None:
     seen = list(
         time_sample(small_spec(), small_machine(64), ("blocks",), (1,), deadline_s=float("inf"))
@@ -116,7 +126,7 @@ def seconds_of(
     factors: Mapping[str, float],
 ) -> float:
     """Of a token, with the factors hidden in it."""
-    middle = position + DECODED * (NUM_REPEATS + 1) // 2
+    middle = position + DECODED // 2
     workload = Workload("w", middle, 1, middle + 1)
     model = LatencyModel(spec, small_machine(64), workload, calibration=calibration)
     costs = model.by_key(placement, RunSettings(2, 1))[0]
@@ -124,6 +134,15 @@ def seconds_of(
         seconds * next((factor for what, factor in factors.items() if what in key), 1.0)
         for key, seconds in costs.items()
     )
+
+
+def test_of_two_rounds_the_quicker_counts() -> None:
+    placement = next(sample_placements(small_spec(), small_machine(64), FAMILIES))
+    rounds = [
+        Timed(small_spec(), placement, 2, tokens, 0, Spread(s, s, s, 2))
+        for tokens, s in ((1, 3.0), (32, 5.0), (1, 1.0), (32, 6.0))
+    ]
+    assert [(one.tokens, one.seconds.median) for one in quickest(rounds)] == [(1, 1.0), (32, 5.0)]
 
 
 def test_without_passes_the_rates_of_single_operators_stand() -> None:

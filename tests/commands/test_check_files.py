@@ -2,8 +2,11 @@
 
 import json
 import os
+import pty
+import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ import pytest
 
 from autoplace.__main__ import main
 from autoplace.architectures import read_preset, spec_from_geometry
+from autoplace.export.llama_cpp import parse_args
+from autoplace.export.llama_cpp.preset import preset_body
 from autoplace.placement.placement import Choice, LayerPlacement, Placement
 from autoplace.rules.compile import compile_rules
 from autoplace.rules.write import dump_rules
@@ -189,6 +194,47 @@ def test_the_hook_fails_for_one_bad_file_among_good_ones(good: Path) -> None:
         assert done.returncode == code, done.stderr
 
 
+def git(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    home = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    name = {
+        f"GIT_{who}_{what}": "a@b.c"
+        for who in ("AUTHOR", "COMMITTER")
+        for what in ("NAME", "EMAIL")
+    }
+    environment = {**os.environ, **home, **name, "PYTHON": sys.executable}
+    environment["PRE_COMMIT_HOME"] = str(folder.parent / "cache")
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        list(words), cwd=folder, env=environment, check=False, capture_output=True, text=True
+    )
+
+
+def test_a_commit_of_a_bad_rule_file_is_refused_by_pre_commit(tmp_path: Path) -> None:
+    hooks, mine = tmp_path / "hooks", tmp_path / "mine"
+    shutil.copytree(HOOK.parent, hooks / "hooks")
+    shutil.copy(HOOK.parents[1] / ".pre-commit-hooks.yaml", hooks)
+    mine.mkdir()
+    for folder in (hooks, mine):
+        git(folder, "git", "init", "-q")
+        git(folder, "git", "add", "-A")
+        git(folder, "git", "commit", "-q", "--allow-empty", "-m", "x")
+    revision = git(hooks, "git", "rev-parse", "HEAD").stdout.strip()
+    (mine / ".pre-commit-config.yaml").write_text(
+        f"repos:\n- repo: {hooks}\n  rev: {revision}\n  hooks:\n  - id: autoplace-check\n"
+        f"    args: [hardware=2xa6000, {', '.join(V2)}]\n"
+    )
+    assert git(mine, "pre-commit", "install").returncode == 0
+    (mine / "bad.rules.yaml").write_text(MISTAKES["quoted transfer map"](v2_on_two_gpus()))
+    git(mine, "git", "add", "-A")
+    refused = git(mine, "git", "commit", "-q", "-m", "bad")
+    assert refused.returncode == 1
+    assert "transfer-key" in refused.stderr
+    (mine / "bad.rules.yaml").write_text(v2_on_two_gpus())
+    git(mine, "git", "add", "-A")
+    taken = git(mine, "git", "commit", "-q", "-m", "good")
+    assert taken.returncode == 0, taken.stderr
+
+
 def test_a_rule_file_becomes_a_line_for_llama_cpp_that_checks_itself(
     good: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,10 +247,84 @@ def test_a_rule_file_becomes_a_line_for_llama_cpp_that_checks_itself(
     good.write_text(line)
     code, document = check(capsys, f"rules={good}", *words)
     assert (code, document["launch"]) == (0, [line, chat])
+    arguments = parse_args(line)
+    good.write_text(preset_body("deepseek-v2", arguments))
+    code, document = check(capsys, f"rules={good}", *words)
+    assert (code, document["launch"][1:]) == (0, [line, chat])
     good.write_text(line.replace("_(ch|)exps", "_exqs"))
     code, document = check(capsys, f"rules={good}", *words)
     assert code == 1
     assert [finding["code"] for finding in document["findings"]] == ["dead-override"]
+
+
+@pytest.mark.parametrize("engine", ["llama.cpp", "sglang-kt"])
+def test_engines_that_flags_drive_have_a_verdict_and_changes(
+    engine: str, good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (f"rules={good}", "model=deepseek-v2", f"engine={engine}", "hardware=4x3090")
+    code, document = check(capsys, *words, "hardware.host_memory_gib=256")
+    assert (code, document["memory"]["zone"]) == (0, "fits")
+    assert document["changes"] == []
+    small = "hardware.gpu_memory_gib=4" if engine == "llama.cpp" else "hardware.gpu_memory_gib=12"
+    code, document = check(capsys, *words, "hardware.host_memory_gib=256", small)
+    assert code == 1
+    changes = document["changes"]
+    assert all(min(change["left_bytes"].values()) >= 0 for change in changes)
+    if engine == "sglang-kt":
+        assert changes[0]["what"] == "--tensor-parallel-size 4 instead of 2"
+
+
+def test_the_document_has_the_keys_of_its_schema_version(
+    good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Programs read it: a key that goes, or means something else, is a new `schema_version`."""
+    good.write_text(eight_l40())
+    words = (f"rules={good}", *V2, "hardware=8xl40", "explain=lm_head")
+    _, document = check(capsys, *words)
+    assert document["schema_version"] == 1
+    assert " ".join(document) == (
+        "schema_version command rules hardware model engine ok facts findings memory "
+        "no_memory_because changes explain launch"
+    )
+    assert " ".join(document["findings"][0]) == (
+        "severity code message effect remedy rule line rules lines layers place"
+    )
+    assert " ".join(document["memory"]) == ("fits zone gpus_fit host_fits devices tightest weights")
+    assert " ".join(document["memory"]["devices"]["cuda:0"]) == (
+        "model weights_bytes kv_cache_bytes workspace_bytes load_peak_bytes peak_bytes "
+        "budget_bytes memory_bytes margin_bytes zone"
+    )
+    assert " ".join(document["memory"]["weights"][0]) == "device role operator num_modules bytes"
+    assert " ".join(document["changes"][0]) == "what peak_bytes left_bytes"
+    assert " ".join(document["explain"][0]) == (
+        "module rule line later_rules device class operator bytes note"
+    )
+
+
+@pytest.mark.parametrize(("more", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_are_for_terminals_that_want_them(
+    more: dict[str, str], coloured: bool, good: Path
+) -> None:
+    good.write_text(MISTAKES["quoted transfer map"](v2_on_two_gpus()))
+    command = [sys.executable, "-m", "autoplace", "check", f"rules={good}", *V2, "hardware=2xa6000"]
+    kept = {
+        key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")
+    }
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        command, stdout=theirs, env=kept | {"TERM": "xterm-256color"} | more
+    ) as run:
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # Linux ends a closed terminal with an error
+            while piece := os.read(ours, 4096):
+                shown += piece
+        os.close(ours)
+    assert run.returncode == 1
+    assert b"transfer-key" in shown
+    assert (b"\x1b[1;31m" in shown) is coloured
+    piped = subprocess.run(command, capture_output=True, env=kept, check=False)
+    assert b"\x1b" not in piped.stdout
 
 
 def test_check_of_a_preset_imports_nothing_that_takes_long(good: Path) -> None:

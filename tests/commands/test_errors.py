@@ -137,7 +137,7 @@ TUNE_MISTAKES = [
 ]
 
 
-def check(done: Done, says: tuple[str, ...]) -> None:
+def assert_one_line(done: Done, says: tuple[str, ...]) -> None:
     assert done.code == 2, done
     assert len(done.error_lines) == 1, done.stderr
     (line,) = done.error_lines
@@ -183,7 +183,7 @@ def test_a_mistake_gives_one_line_and_loses_nothing(
         (tmp_path / "fine.yaml").write_text(FINE_RULES)
         words.append(f"rules={tmp_path / 'fine.yaml'}")
     code = main([command, *words])
-    check(Done(code, *capfd.readouterr()), mistake.says)
+    assert_one_line(Done(code, *capfd.readouterr()), mistake.says)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {path: after.get(path) for path in before} == before
 
@@ -193,7 +193,7 @@ def test_a_mistake_gives_one_line_and_loses_nothing(
 def test_hardware_that_is_not_here_is_refused_with_a_hint(command: str, tmp_path: Path) -> None:
     _rules(tmp_path, tmp_path)
     done = autoplace(command, "hardware=2xa6000", f"rules={tmp_path}/r.yaml", cwd=tmp_path)
-    check(done, ("RTX-A6000", "no GPU", "`plan`", "measure=predicted"))
+    assert_one_line(done, ("RTX-A6000", "no GPU", "`plan`", "measure=predicted"))
 
 
 PREDICTED = ("tune", "model=tiny", "hardware=2x4090", "measure=predicted", "n_trials=2")
@@ -209,7 +209,7 @@ def test_a_locked_database_is_named_and_left_as_it_is(
         trials = connection.execute("SELECT COUNT(*) FROM trials").fetchone()
         capfd.readouterr()
         code = main([*PREDICTED, "storage.busy_timeout_s=0.5"])
-        check(Done(code, *capfd.readouterr()), ("studies.db", "locked"))
+        assert_one_line(Done(code, *capfd.readouterr()), ("studies.db", "locked"))
         assert connection.execute("SELECT COUNT(*) FROM trials").fetchone() == trials
     assert main([*PREDICTED, "n_trials=3"]) == 0
 
@@ -221,7 +221,7 @@ def test_a_full_studies_folder_is_named_and_the_study_goes_on_later(
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, 64 * 1024))
 
     full = autoplace(*PREDICTED, cwd=tmp_path, before=small_files)
-    check(full, ("studies",))
+    assert_one_line(full, ("studies",))
     monkeypatch.chdir(tmp_path)
     assert main(PREDICTED) == 0
 
@@ -231,7 +231,7 @@ def test_a_full_disk_while_a_model_is_written_leaves_nothing(tmp_path: Path) -> 
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, 64 * 1024))
 
     done = autoplace("synth", "model=tiny", "out=m.gguf", cwd=tmp_path, before=small_files)
-    check(done, ("m.gguf",))
+    assert_one_line(done, ("m.gguf",))
     assert not list(tmp_path.iterdir())
 
 
@@ -243,4 +243,4 @@ def test_an_unwritable_cache_is_named_with_what_to_set(tmp_path: Path) -> None:
         cwd=tmp_path,
         environment={"AUTOPLACE_CACHE": os.fspath(tmp_path / "cache")},
     )
-    check(done, ("cache", "AUTOPLACE_CACHE"))
+    assert_one_line(done, ("cache", "AUTOPLACE_CACHE"))

@@ -129,16 +129,6 @@ def test_what_cannot_be_compared_is_named(capsys: pytest.CaptureFixture[str]) ->
     assert "no hardware or engine '2xa600'; did you mean '2xa6000'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("engine", ["llama.cpp", "sglang-kt"])
-def test_an_engine_without_rule_files_cannot_be_solved_for(
-    engine: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    where = ("hardware=2xa6000", "model=deepseek-v2")
-    for words in ([f"engine={engine}"], [f"compare=[builtin,{engine}]"]):
-        assert main(["plan", *where, *words]) == 2
-        assert f"engine {engine} runs no rule files" in capsys.readouterr().err
-
-
 def test_the_pick_is_written_as_rules_that_plan_reads_back(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -168,3 +158,39 @@ def test_a_calibration_is_used_or_refused(
     save_calibration(replace(calibration, machine="another"), path)
     assert main(["plan", *words]) == 2
     assert "this calibration is of machine another, not " in capsys.readouterr().err
+
+
+def test_llama_cpp_is_planned_by_its_own_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("hardware=2xa6000", "model=deepseek-v2", "engine=llama.cpp")
+    code, document = plan(capsys, *words)
+    assert code == 0
+    assert "LlamaCppExperts" in document["pick"]["layout"]
+    devices = document["pick"]["devices"]
+    assert all(device["margin_bytes"] >= 0 for device in devices.values())
+    weights = sum(device["weights_bytes"] for device in devices.values())
+    assert 141e9 < weights < 144e9  # the file's own blocks, wherever they are
+    assert document["ceiling"]
+
+
+def test_an_engine_that_is_launched_without_layers_has_nothing_to_plan(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    where = ("hardware=2xa6000", "model=deepseek-v2")
+    for words in (["engine=sglang-kt"], ["compare=[builtin,sglang-kt]"]):
+        assert main(["plan", *where, *words]) == 2
+        assert "nothing to solve for; `plan` takes builtin, llama.cpp" in capsys.readouterr().err
+
+
+def test_engines_that_differ_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("hardware=2xa6000", "model=deepseek-v2", "compare=[builtin,llama.cpp]")
+    code, document = plan(capsys, *words)
+    assert code == 0
+    assert [one["engine"] for one in document["compare"]] == ["builtin", "llama.cpp"]
+    assert all(one["pick"]["fits"] for one in document["compare"])
+
+
+def test_launches_that_nobody_timed_are_called_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "hardware=2xa6000", "model=deepseek-v2"]) == 0
+    assert "launches on GPUs are a cautious guess" in capsys.readouterr().out
+    assert main(["plan", "hardware=2xa6000", "model=deepseek-v2", "engine=llama.cpp"]) == 0
+    assert "cautious guess" not in capsys.readouterr().out

@@ -2,13 +2,14 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from autoplace.errors import AutoplaceError
-from autoplace.hardware.fingerprint import fingerprint
+from autoplace.hardware.fingerprint import description, fingerprint
 from autoplace.predict.calibrate import fit
 from autoplace.predict.calibration import (
     Calibration,
@@ -113,6 +114,9 @@ def test_a_calibration_of_another_machine_or_engine_is_refused_by_name() -> None
         calibration.check(machine="def", engine="builtin")
     with pytest.raises(AutoplaceError, match=r"engine builtin, not llama\.cpp"):
         calibration.check(machine="abc", engine="llama.cpp")
+    there = replace(calibration, described="EPYC, 96 cores, 384 GiB, no GPU")
+    with pytest.raises(AutoplaceError, match=r"abc \(EPYC, 96 cores.*\), not def \(host, 8 cores"):
+        there.check(machine="def", engine="builtin", described=description(machine(24)))
 
 
 @pytest.mark.parametrize(("threads", "rate"), [(1, 5.0), (2, 10.0), (3, 12.0), (4, 14.0), (8, 9.0)])

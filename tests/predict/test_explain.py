@@ -8,7 +8,8 @@ from autoplace.placement.placement import Choice, LayerPlacement
 from autoplace.placement.space import SearchSpace
 from autoplace.predict.explain import lengths_to_try, margins, why_it_loses
 from autoplace.predict.latency import LatencyModel
-from autoplace.predict.solve import Predicted, Solver
+from autoplace.predict.predicted import Predicted
+from autoplace.predict.solve import Solver
 from autoplace.units import GIB
 from autoplace.workload import Workload
 from tests.placement.machines import machine

@@ -17,11 +17,14 @@ from autoplace.predict.costs import (
     GPU_EFFICIENCY,
     HANDOVER_S,
     HOP_S,
+    MEASURED_GPU_EFFICIENCY,
     chunk_lengths,
 )
 from autoplace.predict.engine_times import ENGINE_TIMES
 from autoplace.predict.latency import LatencyModel, Prediction
-from autoplace.predict.rates import HostRates
+from autoplace.predict.quick_memory import quick_overrun
+from autoplace.predict.rates import FAMILIES, HostRates
+from autoplace.predict.solve import Solver
 from autoplace.predict.traffic import Traffic, TrafficModel
 from autoplace.workload import Workload
 from tests.placement.machines import machine
@@ -98,7 +101,7 @@ def test_parts_add_up_to_what_is_predicted() -> None:
 
 def test_the_ceiling_is_named() -> None:
     assert predict(space_of(machine(48))).ceiling.startswith(
-        "host-bound: experts on the host are 79 % of a token"
+        "host-bound: experts on the host are 80 % of a token"
     )
 
 
@@ -251,3 +254,49 @@ def test_a_hundred_thousand_placements_are_predicted_in_two_seconds() -> None:
     begin = time.process_time()
     table.predict(codes, np.zeros(100_000, int))
     assert time.process_time() - begin < 2.0
+
+
+def test_measured_links_launches_and_memory_take_the_place_of_the_profiles_own() -> None:
+    space = space_of(machine(48))
+    placement, settings = decode(space)
+    measured = Calibration(
+        gpu_bytes_per_s={"cuda:0": 2e11},
+        launch_s={"cuda:0": 1e-6},
+        links={"cpu cuda:0": (1e-3, 1e12), "cuda:0 cpu": (1e-3, 1e12)},
+    )
+    prediction = model_of(space, measured).predict(placement, settings)
+    assert prediction.decode_s["launches"] == pytest.approx(60 * 60 * 1e-6)
+    assert prediction.decode_s["hops"] == pytest.approx(59 * 2 * 1e-3, rel=1e-3)
+    head_bytes = 278_528_000
+    assert prediction.decode_s["head"] == pytest.approx(
+        head_bytes / (MEASURED_GPU_EFFICIENCY * 2e11)
+    )
+
+
+def test_what_is_measured_around_layers_takes_the_place_of_what_no_rule_replaces() -> None:
+    """On a host alone: 60 layers of 2 ms by one thread, of 5 ms by four."""
+    space = space_of(machine())
+    rates = HostRates(layer_s={1: {1.0: 2e-3, 128.0: 9e-3}, 4: {1.0: 5e-3, 128.0: 9e-3}})
+    model = model_of(space, Calibration(rates=rates))
+    placement, settings = decode(space)
+    for threads, seconds in ((1, 2e-3), (4, 5e-3), (8, 5e-3)):
+        prediction = model.predict(placement, replace(settings, num_threads=threads))
+        assert prediction.decode_s["launches"] == pytest.approx(60 * seconds)
+    whole = replace(settings, prefill_chunk=128)
+    assert model.predict(placement, whole).prefill_s["launches"] == pytest.approx(60 * 9e-3)
+
+
+def test_a_thread_that_costs_more_around_layers_than_it_gains_is_not_used() -> None:
+    small = replace(machine(), num_cores=2)
+    space = space_of(small, "deepseek-v2-lite")
+    names = [f"{kind} {family}" for kind in ("linear", "experts") for family in FAMILIES]
+    rates = HostRates(
+        bandwidth_bytes_per_s={1: 10e9, 2: 20e9},
+        decode_bytes_per_s={name: {1: 5e9, 2: 10e9} for name in names},
+        layer_s={1: {1.0: 1e-5}, 2: {1.0: 2e-2}},
+    )
+    for layer_s, threads in ((rates.layer_s, 1), ({1: {1.0: 1e-5}, 2: {1.0: 1e-5}}, 2)):
+        model = model_of(space, Calibration(rates=replace(rates, layer_s=layer_s)))
+        solved = Solver(space, model, quick_overrun(model, space)).solve()
+        assert solved.pick is not None
+        assert solved.pick.settings.num_threads == threads

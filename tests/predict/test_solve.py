@@ -16,9 +16,11 @@ from autoplace.placement.memory import plan_memory
 from autoplace.placement.placement import Choice, LayerPlacement, Placement
 from autoplace.placement.settings import RunSettings
 from autoplace.placement.space import SearchSpace
+from autoplace.predict.best import best_placements
 from autoplace.predict.choices import undominated
 from autoplace.predict.latency import LatencyModel
-from autoplace.predict.solve import Solver, best_placements, front_of
+from autoplace.predict.predicted import front_of
+from autoplace.predict.solve import Solver
 from autoplace.units import GIB, MIB
 from autoplace.workload import Workload
 from tests.placement.machines import machine
@@ -99,7 +101,7 @@ def test_no_placement_of_a_whole_enumeration_beats_the_pick_or_the_bound(
     pick_s = solved.pick.prediction.request_s(SHORT)
     assert solved.bound_s <= min(times) * (1 + 1e-9)
     assert pick_s <= min(times) * 1.005
-    assert solved.bound_s <= pick_s <= solved.bound_s * 1.05
+    assert solved.bound_s * (1 - 1e-9) <= pick_s <= solved.bound_s * 1.05
 
 
 def test_everything_in_the_pool_fits_and_is_ranked() -> None:

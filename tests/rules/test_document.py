@@ -70,3 +70,9 @@ def test_an_alias_stands_for_its_value() -> None:
     node = parse_document("a: &d {x: cuda:0}\nb: *d\n")
     assert isinstance(node, Mapping)
     assert node.get("a") == node.get("b")
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, ":".join(["59"] * 50), "0x" + "f" * 5000])
+def test_numbers_that_could_not_be_shown_are_refused(number: str) -> None:
+    with pytest.raises(DocumentError, match=r"is no int of a rule file: it has \d+ digits"):
+        parse_document(f"a: {number}")

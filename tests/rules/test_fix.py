@@ -1,5 +1,6 @@
 """Corrected files: clean, as the author meant them, with the text that needed no change."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,27 @@ MISTAKES: dict[str, Callable[[str], str]] = {
     "no prefill_device": sub("      prefill_device: cuda:1\n", ""),
     "foreign rotary": sub("RoPE.YarnRotaryEmbedding", "RoPE.YarnRotaryEmbeddingV3"),
 }
+
+
+WHOLE_FILE: dict[str, Callable[[str], str]] = {
+    "classes of V3": sub(
+        "ktransformers.models.modeling_deepseek.DeepseekV2",
+        "ktransformers.models.modeling_deepseek_v3.DeepseekV3",
+    ),
+    "devices misspelt": sub("generate_device: cuda:1", "generate_device: cuda1"),
+    "no model rule": lambda text: re.sub(
+        r"- match: {name: \^model\$}.*?(?=- match:)", "", text, flags=re.S
+    ),
+}
+"""Mistakes of which the whole file is full."""
+
+
+@pytest.mark.parametrize("name", WHOLE_FILE)
+def test_a_mistake_all_over_the_file_is_mended(name: str) -> None:
+    good = v2_on_two_gpus()
+    mended = fixed(WHOLE_FILE[name](good))
+    assert examined(mended).findings == ()
+    assert meaning(mended) == meaning(good)
 
 
 @pytest.mark.parametrize("name", MISTAKES)

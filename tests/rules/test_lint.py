@@ -8,7 +8,7 @@ import pytest
 from autoplace.errors import AutoplaceError
 from autoplace.hardware.machine import Device, Machine
 from autoplace.rules.finding import Finding, Severity, ranges
-from autoplace.rules.lint import examine, refuse_unrunnable
+from autoplace.rules.lint import examine, lint, refuse_unrunnable
 from autoplace.rules.match import assign
 from autoplace.rules.read import read_rules
 from tests.rules.specs import spec
@@ -282,6 +282,8 @@ def test_a_good_file_is_not_refused_and_warnings_alone_do_not_refuse() -> None:
     rules = read_rules(text, source="mine.yaml").rules
     assignment = assign(rules, spec("deepseek-v2"), engine="builtin")
     refuse_unrunnable(assignment, spec("deepseek-v2"), TWO_GPUS)
+    found = lint(assignment, spec("deepseek-v2"), machine=TWO_GPUS)
+    assert [finding.severity for finding in found] == [Severity.WARNING]
 
 
 def test_layers_are_shown_as_ranges() -> None:
@@ -352,6 +354,53 @@ def test_rules_that_others_stand_in_front_of_are_one_finding_that_names_them() -
     finding = only(v2_on_two_gpus() + "- match:".join(["", *experts]), "shadowed-rule")
     assert finding.rules == (15, 16)
     assert "rules 8-9" in finding.message
+
+
+V3 = "ktransformers.models.modeling_deepseek_v3.DeepseekV3"
+CATCH_ALL = entry(r"^model\.layers\.", "", "default", "cuda:0", "prefill_device: cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("mutate", "code", "rules", "remedy"),
+    [
+        (
+            sub("ktransformers.models.modeling_deepseek.DeepseekV2", V3),
+            "foreign-match",
+            (2, 3, 6, 7),
+            "modeling_deepseek.DeepseekV2YarnRotaryEmbedding and ",
+        ),
+        (sub("_device: cuda:1", "_device: cuda1"), "bad-device", (3, 5, 7, 9, 11, 14), "cuda:1"),
+        (sub("        30: cuda:1", "        30: cpu"), "transfer-device", (), '{30: "cuda:1"}'),
+        (
+            lambda text: re.sub(r"- match: {name: \^model\$}.*?(?=- match:)", "", text, flags=re.S),
+            "no-model-rule",
+            (),
+            "replace it by ktransformers.operators.models.KDeepseekV2Model",
+        ),
+    ],
+)
+def test_a_mistake_with_many_consequences_is_one_finding(
+    mutate: Callable[[str], str], code: str, rules: tuple[int, ...], remedy: str
+) -> None:
+    finding = only(mutate(v2_on_two_gpus()), code)
+    assert finding.rules == rules
+    assert remedy in finding.remedy
+    assert finding.severity is Severity.ERROR
+
+
+def test_a_default_rule_in_front_is_named_as_the_cause_with_the_rules_behind_it() -> None:
+    found = check(CATCH_ALL + v2_on_two_gpus(), engine="ktransformers-0.3")
+    (finding,) = [one for one in found if one.code == "default-first"]
+    assert (finding.rule, finding.layers) == (1, tuple(range(60)))
+    assert "before rules 3-12, which would replace them" in finding.message
+    assert not [one for one in found if one.code.endswith("-plain")]
+    assert not [one for one in found if set(one.all_rules) & set(range(3, 13))]
+
+
+@pytest.mark.parametrize("text", ["a: b\n", "- {a: 1\n", "- a\n\tb"])
+def test_of_a_file_that_cannot_be_read_only_that_is_said(text: str) -> None:
+    (finding,) = check(text, engine="ktransformers-0.3")
+    assert finding.code in ("not-yaml", "not-a-list")
 
 
 def test_a_rule_for_a_class_that_the_model_lacks_says_which() -> None:

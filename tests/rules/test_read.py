@@ -139,7 +139,7 @@ LINEAR = "class: ktransformers.operators.linear.KTransformersLinear"
         ),
         (
             rule(replace="class: default, kwargs: {generate_device: gpu}"),
-            "'generate_device' must be cpu or cuda:N, not 'gpu'",
+            "'gpu' is no device: expected cpu or cuda:N",
         ),
         (rule(replace=f"{LINEAR}, kwargs: {{num_bits: '8'}}"), "must be an integer, not '8'"),
         (rule(replace=f"{LINEAR}, kwargs: [1]"), "'kwargs' must be a mapping, not a list"),
@@ -239,3 +239,11 @@ def test_a_mutated_file_gives_rules_or_findings(
     found = read_rules(text, source="mine.yaml")
     assert found.rules or found.findings or found.body.strip() in ("", "[]")
     assert not any("\n" in str(finding) for finding in found.findings)
+
+
+def test_what_a_file_holds_is_shown_in_a_readable_length() -> None:
+    name = "x" * 900
+    text = f"- match: {{class: {name}}}\n  replace: {{class: default, kwargs: {{{name}: 1}}}}\n"
+    findings = read_rules(text, source="t").findings
+    assert [finding.code for finding in findings] == ["unknown-class", "unknown-option"]
+    assert all(len(finding.message) < 500 for finding in findings)

@@ -51,12 +51,13 @@ class Program:
         self,
         words: Sequence[str],
         *,
+        name: str | None = None,
         environment: Mapping[str, str] | None = None,
         on_log: Callable[[str], None] = lambda line: None,
         on_answer: Callable[[str], None] = lambda line: None,
     ) -> None:
         """`on_log` is told each line of standard error, `on_answer` of standard output, at once."""
-        self.name = PurePath(words[0]).name
+        self.name = name or PurePath(words[0]).name
         self.log: deque[str] = deque(maxlen=MAX_LOG_LINES)
         self.answer: deque[str] = deque(maxlen=MAX_LOG_LINES)
         self._timed_out = False

@@ -41,7 +41,7 @@ def measure_with_server(
         _wheel_command(args) if run.tools.wheel is not None else _server_command(run, args)
     )
     prompt, output = workload_tokens(workload, vocab, request.measure.seed)
-    with Program(command) as program:
+    with Program(command, name=run.tools.measurer) as program:
         client = ServerClient(program, address or _announced(program, deadline_s), deadline_s)
         client.wait_until_loaded()
         load_s = time.monotonic() - began_s

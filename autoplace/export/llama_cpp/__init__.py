@@ -4,7 +4,12 @@ from autoplace.export.llama_cpp.args import LlamaCppArgs
 from autoplace.export.llama_cpp.check import check_overrides
 from autoplace.export.llama_cpp.layout import buffers_of, layer_devices, tensor_devices
 from autoplace.export.llama_cpp.parse import parse_args
-from autoplace.export.llama_cpp.placed import args_of_placement, arguments_of, placement_of
+from autoplace.export.llama_cpp.placed import (
+    args_of_placement,
+    arguments_of,
+    nearest_placement,
+    placement_of,
+)
 
 __all__ = [
     "LlamaCppArgs",
@@ -13,6 +18,7 @@ __all__ = [
     "buffers_of",
     "check_overrides",
     "layer_devices",
+    "nearest_placement",
     "parse_args",
     "placement_of",
     "tensor_devices",

@@ -129,12 +129,12 @@ def _expert_bytes(spec: ModelSpec, layer: int) -> tuple[int, ...]:
 
 
 def _shortened(layers: Sequence[LayerAt]) -> list[LayerAt]:
-    """Without most of equal pairs in a row: from the fourth on they find the same free blocks."""
+    """Without most of equal pairs in a row: from the third on they find the same free blocks."""
     kept: list[LayerAt] = []
     index = 0
     while index < len(layers):
         pair = list(layers[index : index + 2])
-        if len(pair) == 2 and all(kept[at - 2 : at or None] == pair for at in (0, -2, -4)):
+        if len(pair) == 2 and all(kept[at - 2 : at or None] == pair for at in (0, -2)):
             index += 2
             continue
         kept.append(layers[index])

@@ -318,8 +318,16 @@ class GraphBuilder:
         inside = self.node(inner, there, *gate_up)
         width = self.geometry.hidden * used
         down = self._expert_linear(there, width, self._weights(layer)[2], inside, experts)
-        after = at if moe.shared_ffn else layer.tail
+        after = self._after_experts(layer)
         return self._sum(after, self.in_place(after, down, weights), used)
+
+    def _after_experts(self, layer: LayerAt) -> str:
+        """What has no weights goes with the GPU before or behind it, between two linears on the
+        host it stays there."""
+        assert self.geometry.moe is not None
+        if not self.geometry.moe.shared_ffn:
+            return layer.tail
+        return HOST if layer.experts == layer.shared == HOST else layer.device
 
     def _expert_linear(self, at: str, width: int, weight: Tensor | None, *inputs: Tensor) -> Tensor:
         found = self.node(width, at, *([weight] if weight else []), *inputs)

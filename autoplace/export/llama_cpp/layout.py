@@ -43,6 +43,18 @@ def gpus_of(buffers: Mapping[str, str]) -> list[str]:
     return [device for device in buffers if device != HOST]
 
 
+def seen_devices(args: LlamaCppArgs, buffers: Mapping[str, str]) -> list[str]:
+    """The devices that llama.cpp uses: all, or those of `-dev` in its order."""
+    gpus = gpus_of(buffers)
+    if not args.devices or args.devices == ("none",):
+        return gpus
+    names = {
+        f"RPC{index}" if "[" in buffers[gpu] else buffers[gpu]: gpu
+        for index, gpu in enumerate(gpus)
+    }
+    return [names[name] for name in args.devices if name in names]
+
+
 def device_of_buffer(buffer: str, buffers: Mapping[str, str]) -> str:
     """The device of a buffer's name. Raises `AutoplaceError`, listing what there is."""
     for device, known in buffers.items():
@@ -102,7 +114,9 @@ def tensor_devices(
         for pattern, buffer in args.overrides
     ]
     geometry = spec.geometry
-    of_layers = layer_devices(args, geometry.num_layers + geometry.num_mtp_layers, gpus_of(buffers))
+    of_layers = layer_devices(
+        args, geometry.num_layers + geometry.num_mtp_layers, seen_devices(args, buffers)
+    )
     found = {}
     for module in spec.modules:
         of_layer = of_layers[-1 if module.layer is None else module.layer]

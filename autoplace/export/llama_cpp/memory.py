@@ -16,8 +16,8 @@ from autoplace.export.llama_cpp.layout import (
     EMBEDDING,
     HOST,
     TIED_OUTPUT,
-    gpus_of,
     layer_devices,
+    seen_devices,
     tensor_devices,
 )
 from autoplace.placement.memory import MemoryPlan
@@ -26,7 +26,7 @@ from autoplace.placement.totals import DeviceMemory
 from autoplace.units import GIB
 
 CONTEXT_BYTES = GIB // 2
-"""Of CUDA on each GPU that llama.cpp uses (prediction section 1: 0.4 to 0.7 GB)."""
+"""Of CUDA on each GPU that llama.cpp sees, used or not (prediction section 1: 0.4 to 0.7 GB)."""
 _PAD = 256
 _FLOAT32 = 4
 """The cache's length is padded to this (llama-context.cpp)."""
@@ -44,7 +44,9 @@ def plan_llama_cpp(
     tokens = -(-context // _PAD) * _PAD
     devices = tensor_devices(args, spec, buffers)
     geometry = spec.geometry
-    of_layers = layer_devices(args, geometry.num_layers + geometry.num_mtp_layers, gpus_of(buffers))
+    of_layers = layer_devices(
+        args, geometry.num_layers + geometry.num_mtp_layers, seen_devices(args, buffers)
+    )
     weights: dict[str, int] = defaultdict(int, {HOST: 0})
     for tensor, device in devices.items():
         weights[device] += tensor_bytes(spec, tensor, devices)
@@ -53,6 +55,9 @@ def plan_llama_cpp(
         device = of_layers[layer] if args.kv_offload else HOST
         cache[device] += cache_bytes(spec, layer, tokens, args)
     workspace = workspaces(spec, args, devices, of_layers, context)
+    for device in seen_devices(args, buffers):
+        if device.startswith("cuda"):
+            workspace[device] = workspace.get(device, 0) + CONTEXT_BYTES
     return MemoryPlan(
         {
             device: DeviceMemory(weights[device], cache[device], workspace.get(device, 0))
@@ -112,10 +117,7 @@ def workspaces(
     of_layers: list[str],
     context: int,
 ) -> dict[str, int]:
-    """Compute buffers, on the host the logits that are handed out, on a GPU CUDA's context."""
+    """Compute buffers, and on the host the logits that are handed out."""
     found = compute_bytes(spec, args, devices, of_layers, context, absorbed=is_absorbed(spec, 0))
     found[HOST] = found.get(HOST, 0) + _FLOAT32 * spec.geometry.vocab * (args.parallel or 1)
-    return {
-        device: n_bytes + (CONTEXT_BYTES if device.startswith("cuda") else 0)
-        for device, n_bytes in found.items()
-    }
+    return found

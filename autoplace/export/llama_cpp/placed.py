@@ -13,6 +13,7 @@ from autoplace.export.llama_cpp.layout import (
     cuda_buffers,
     gpus_of,
     layer_devices,
+    seen_devices,
     tensor_devices,
     tensor_key,
 )
@@ -156,13 +157,14 @@ def args_of_placement(
     buffers: Mapping[str, str],
     *,
     context_tokens: int,
+    expander: Expander | None = None,
 ) -> LlamaCppArgs:
     """The whole record of a trial: where everything is, and how it is run.
 
     `fit` is off, so that what was chosen is what runs; one sequence at a time.
     """
     homes = [layer.device for layer in placement.layers]
-    where = arguments_of(Expander(spec).expand(placement), homes, spec, buffers)
+    where = arguments_of((expander or Expander(spec)).expand(placement), homes, spec, buffers)
     return with_settings(where, settings, buffers, context_tokens=context_tokens)
 
 
@@ -207,8 +209,12 @@ def placement_of(args: LlamaCppArgs, spec: ModelSpec, buffers: Mapping[str, str]
     Raises `AutoplaceError` where they split what a placement keeps together: the tensors of one
     attention, of one MLP, or of one layer's experts.
     """
-    devices = tensor_devices(args, spec, buffers)
-    homes = layer_devices(args, spec.geometry.num_layers, gpus_of(buffers))
+    total = spec.geometry.num_layers + spec.geometry.num_mtp_layers
+    homes = layer_devices(args, total, seen_devices(args, buffers))
+    return _placement(tensor_devices(args, spec, buffers), homes, spec)
+
+
+def _placement(devices: Mapping[str, str], homes: Sequence[str], spec: ModelSpec) -> Placement:
     layers = []
     for index in range(spec.geometry.num_layers):
         found = {
@@ -225,6 +231,37 @@ def placement_of(args: LlamaCppArgs, spec: ModelSpec, buffers: Mapping[str, str]
         )
     head = _common_device(devices, spec, None, (Role.LM_HEAD,)) or homes[-1]
     return Placement(ENGINE, tuple(layers), Choice(head, LINEAR))
+
+
+def nearest_placement(args: LlamaCppArgs, spec: ModelSpec, buffers: Mapping[str, str]) -> Placement:
+    """The placement that comes nearest: what arguments split is where most of its bytes are.
+
+    llama.cpp's own `--fit` splits one layer a device by tensors; what runs is its line.
+    """
+    devices = tensor_devices(args, spec, buffers)
+    for layer in range(spec.geometry.num_layers):
+        for roles in _GROUPS.values():
+            devices |= _gathered(spec, devices, layer, roles)
+    homes = layer_devices(
+        args, spec.geometry.num_layers + spec.geometry.num_mtp_layers, seen_devices(args, buffers)
+    )
+    return _placement(devices, homes, spec)
+
+
+def _gathered(
+    spec: ModelSpec,
+    devices: Mapping[str, str],
+    layer: int,
+    roles: Sequence[Role],
+) -> dict[str, str]:
+    """Tensors of one group of modules → the device of most of their bytes."""
+    tensors = [tensor for role in roles for m in spec.of_role(role, layer) for tensor in m.tensors]
+    n_bytes: dict[str, int] = {}
+    for tensor in tensors:
+        device = devices[tensor]
+        n_bytes[device] = n_bytes.get(device, 0) + spec.tensors[tensor].n_bytes
+    most = max(n_bytes, key=lambda device: n_bytes[device], default=HOST)
+    return dict.fromkeys(tensors, most)
 
 
 _GROUPS: Mapping[str, tuple[Role, ...]] = {

@@ -49,12 +49,12 @@ AUTOPLACE_INLINE __m512i scaled_words(__m256i codes, const float* scale, const f
                   _mm512_fmsub_ps(high, _mm512_set1_ps(scale[second]), _mm512_set1_ps(min[second])));
 }
 
-// A source fills words with steps [step, step + count) of a row; count <= kMostSteps. With two terms, what
+// A source fills words with steps [step, step + count) of kRows rows; count <= kMostSteps. With two terms, what
 // rounding left follows kPieceWords / 2 behind.
 template <class D>
 struct BlockSource {
   static constexpr int kTerms = 1;
-  static constexpr int64_t kMostSteps = kPieceSteps;
+  static constexpr int64_t kRows = 1, kMostSteps = kPieceSteps;
   const Matrix& w;
 
   void fill(int64_t row, int64_t step, int64_t count, uint16_t* words, int64_t r) const {
@@ -95,7 +95,7 @@ AUTOPLACE_INLINE __m512 load_16_floats(const uint8_t* p, __mmask16 mask) {
 template <int Format>
 struct FloatSource {
   static constexpr int kTerms = Format == kBF16 ? 1 : 2;
-  static constexpr int64_t kMostSteps = kPieceSteps / kTerms;
+  static constexpr int64_t kRows = 1, kMostSteps = kPieceSteps / kTerms;
   static constexpr int64_t kSize = Format == kF32 ? 4 : 2;
   const Matrix& w;
 
@@ -119,34 +119,55 @@ struct FloatSource {
   }
 };
 
+// Four lines [16 rows][4 codes] → 16 codes of row 4·l + j in lane l of rows[j].
+AUTOPLACE_INLINE void turn_lines(const uint8_t* lines, __m512i* rows) {
+  __m512i v[4];
+  for (int i = 0; i < 4; ++i) v[i] = _mm512_loadu_si512(lines + 64 * i);
+  const __m512i low = _mm512_unpacklo_epi32(v[0], v[1]), high = _mm512_unpackhi_epi32(v[0], v[1]);
+  const __m512i low2 = _mm512_unpacklo_epi32(v[2], v[3]), high2 = _mm512_unpackhi_epi32(v[2], v[3]);
+  rows[0] = _mm512_unpacklo_epi64(low, low2);
+  rows[1] = _mm512_unpackhi_epi64(low, low2);
+  rows[2] = _mm512_unpacklo_epi64(high, high2);
+  rows[3] = _mm512_unpackhi_epi64(high, high2);
+}
+
 template <int Bits>
 struct MarlinRowSource {
   static constexpr int kTerms = 1;
+  static constexpr int64_t kRows = 16;  // those beyond the last are there, as zeros
   static constexpr int64_t kMostSteps = kPieceSteps;
   const Matrix& w;
 
   void fill(int64_t row, int64_t step, int64_t count, uint16_t* words, int64_t r) const {
     const MarlinShape shape = marlin_shape(w.format, w.n, w.k);
-    const int64_t tile = row / kTileRows, lane = row % kTileRows;
-    constexpr int64_t kStepBytes = kPanelColumns * kTileRows * Bits / 8;  // of 16 rows
-    const uint8_t* codes = w.data + tile * shape.tile_bytes() + lane * 4;
-    const uint8_t* scales = w.data + shape.code_bytes() + (tile * shape.groups() * kTileRows + lane) * 2;
+    const int64_t tile = row / kTileRows;
+    constexpr int64_t kStepBytes = kPanelColumns * kTileRows * Bits / 8;
+    const uint8_t* codes = w.data + tile * shape.tile_bytes() + step * kStepBytes;
+    const uint8_t* scales = w.data + shape.code_bytes() + tile * shape.groups() * kTileRows * 2;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t group = (step + i) * kPanelColumns / kMarlinGroup;
-      const float scale = bfloat_to_float(load_u16(scales + group * kTileRows * 2));
-      const float min = Bits == 4 ? 8.0f * scale : 0.0f;
-      store_words(tile_row(words, i, r), scaled_words<Bits == 8>(row_codes(codes + (step + i) * kStepBytes),
-                                                                 &scale, &min, 0));
+      fill_step(codes + i * kStepBytes, scales + group * kTileRows * 2, tile_row(words, i, r));
     }
   }
 
-  // 32 codes of one row, in their order: four bytes of it lie in every 64.
-  static AUTOPLACE_INLINE __m256i row_codes(const uint8_t* codes) {
-    if constexpr (Bits == 8) {
-      const __m256i lines = _mm256_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112);
-      return _mm256_i32gather_epi32(reinterpret_cast<const int*>(codes), lines, 4);
+  static AUTOPLACE_INLINE void fill_step(const uint8_t* codes, const uint8_t* scales, uint16_t* target) {
+    alignas(64) uint8_t rows[Bits / 4][4][4][16];  // [half of the step][j][l]
+    for (int half = 0; half < Bits / 4; ++half) {
+      __m512i turned[4];
+      turn_lines(codes + half * 256, turned);
+      for (int j = 0; j < 4; ++j) _mm512_store_si512(rows[half][j], turned[j]);
     }
-    const __m128i packed = _mm_i32gather_epi32(reinterpret_cast<const int*>(codes), _mm_setr_epi32(0, 16, 32, 48), 4);
+    for (int r = 0; r < 16; ++r) {
+      const float scale = bfloat_to_float(load_u16(scales + 2 * r));
+      const float min = Bits == 4 ? 8.0f * scale : 0.0f;
+      const __m128i first = load128(rows[0][r % 4][r / 4]), second = load128(rows[Bits / 8][r % 4][r / 4]);
+      const __m256i ordered = Bits == 4 ? nibbles_in_order(first) : _mm256_set_m128i(second, first);
+      store_words(target + r * kPanelColumns, scaled_words<Bits == 8>(ordered, &scale, &min, 0));
+    }
+  }
+
+  // A byte's low nibble is k = 8·s + j, its high one k = 8·s + 4 + j.
+  static AUTOPLACE_INLINE __m256i nibbles_in_order(__m128i packed) {
     const __m128i low = _mm_and_si128(packed, _mm_set1_epi8(15));
     const __m128i high = _mm_and_si128(_mm_srli_epi16(packed, 4), _mm_set1_epi8(15));
     return _mm256_set_m128i(_mm_unpackhi_epi32(low, high), _mm_unpacklo_epi32(low, high));
@@ -157,8 +178,9 @@ struct MarlinRowSource {
 template <class Source>
 inline void fill_tiles(const Source& source, int64_t first, int64_t num_rows, int64_t step, int64_t count,
                        uint16_t* words) {
-  for (int64_t r = 0; r < num_rows; ++r) source.fill(first + r, step, count, words, r);
-  for (int64_t r = num_rows; r < kRowStep; ++r) {
+  int64_t r = 0;
+  for (; r < num_rows; r += Source::kRows) source.fill(first + r, step, count, words, r);
+  for (; r < kRowStep; ++r) {
     for (int64_t i = 0; i < count; ++i) {
       for (int term = 0; term < Source::kTerms; ++term) {
         store_words(tile_row(words, i, r) + term * (kPieceWords / 2), _mm512_setzero_si512());

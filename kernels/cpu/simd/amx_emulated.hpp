@@ -1,6 +1,6 @@
 // The tile instructions of AMX-BF16 in plain C++, so that machines without them run the same code in tests.
 // Source of what they do: Intel's manual, TDPBF16PS (pairs summed apart, denormals as zero). Anything on
-// which the processor would fault ends the program.
+// which the processor would fault ends the program. AUTOPLACE_EMULATED_AMX=wrong makes products wrong.
 #ifndef AUTOPLACE_SIMD_AMX_EMULATED_HPP_
 #define AUTOPLACE_SIMD_AMX_EMULATED_HPP_
 
@@ -84,6 +84,11 @@ inline float emulated_float(const uint8_t* bf16) {
   return flushed(value);
 }
 
+inline bool multiplies_wrongly() {
+  static const char* const wish = std::getenv("AUTOPLACE_EMULATED_AMX");
+  return wish != nullptr && std::strcmp(wish, "wrong") == 0;
+}
+
 // Sum += A · B for one row of A: pairs of its columns with rows of B.
 inline void emulated_row(const uint8_t* a, const uint8_t (*b)[64], int pairs, int columns, uint8_t* sum_bytes) {
   float even[16] = {}, odd[16] = {}, sum[16];
@@ -94,6 +99,7 @@ inline void emulated_row(const uint8_t* a, const uint8_t (*b)[64], int pairs, in
       odd[n] += a1 * emulated_float(b[k] + 4 * n + 2);
     }
   }
+  if (multiplies_wrongly()) even[columns - 1] += 1.0f;
   std::memcpy(sum, sum_bytes, static_cast<size_t>(columns) * 4);
   for (int n = 0; n < columns; ++n) sum[n] = flushed(flushed(sum[n]) + flushed(even[n] + odd[n]));
   std::memcpy(sum_bytes, sum, static_cast<size_t>(columns) * 4);

@@ -11,20 +11,24 @@
 namespace autoplace {
 namespace {
 
-// Tiles 0 … 3 hold sums, 4 and 5 weights, 6 and 7 activations.
+// Tiles 0 … 3 hold sums, 4 and 5 weights, 6 and 7 activations. Not inlined: the compiler would unroll it for
+// every format.
 template <int Blocks>
-AUTOPLACE_INLINE void multiply_steps(const uint16_t* a, const uint16_t* b0, const uint16_t* b1, int64_t count) {
+__attribute__((noinline)) void multiply_steps(const uint16_t* a, const uint16_t* b0, const uint16_t* b1,
+                                              int64_t count) {
   constexpr int64_t kStride = 64;
-  for (int64_t i = 0; i < count; ++i) {
-    tile_load<6>(b0 + i * kTileWords, kStride);
-    tile_load<4>(a + 2 * i * kTileWords, kStride);
+  for (const uint16_t* end = a + count * 2 * kTileWords; a != end; a += 2 * kTileWords) {
+    tile_load<6>(b0, kStride);
+    tile_load<4>(a, kStride);
     tile_multiply<0, 4, 6>();
-    tile_load<5>(a + (2 * i + 1) * kTileWords, kStride);
+    tile_load<5>(a + kTileWords, kStride);
     tile_multiply<2, 5, 6>();
+    b0 += kTileWords;
     if constexpr (Blocks == 2) {
-      tile_load<7>(b1 + i * kTileWords, kStride);
+      tile_load<7>(b1, kStride);
       tile_multiply<1, 4, 7>();
       tile_multiply<3, 5, 7>();
+      b1 += kTileWords;
     }
   }
 }
@@ -39,48 +43,61 @@ AUTOPLACE_INLINE void move_sums(float* sums, int64_t num_blocks, Move&& move) {
   }
 }
 
-// `Blocks` blocks of tokens from `block`, for `count` steps of K from `step`.
-template <int Blocks, int Terms>
-inline void multiply_blocks(const uint16_t* words, const Panels& x, int64_t block, int64_t step, int64_t count,
-                            int64_t num_blocks, float* sums) {
-  if (step == 0) {
+// What a piece of 32 decoded rows is multiplied with. Products of both first terms, then of the weights'
+// second with the activations' first, then of the activations' second with the weights' first.
+struct Piece {
+  const uint16_t* words;
+  int64_t step, count;  // along K
+  bool second_weights, second_x;
+};
+
+// `Blocks` blocks of tokens from `block`; the first piece of K begins new sums.
+template <int Blocks>
+inline void multiply_blocks(const Piece& piece, const Panels& x, int64_t block, int64_t num_blocks, float* sums) {
+  if (piece.step == 0) {
     move_sums<Blocks>(sums, num_blocks, [](auto tile, float*) AUTOPLACE_LAMBDA_INLINE { tile_zero<tile.value>(); });
   } else {
     move_sums<Blocks>(sums, num_blocks,
                       [](auto tile, float* p) AUTOPLACE_LAMBDA_INLINE { tile_load<tile.value>(p, 64); });
   }
-  const uint16_t* b0 = x.block(block) + step * kTileWords;
+  const uint16_t* b0 = x.block(block) + piece.step * kTileWords;
   const uint16_t* b1 = b0 + x.block_size();
-  multiply_steps<Blocks>(words, b0, b1, count);
-  if constexpr (Terms == 2) multiply_steps<Blocks>(words + kPieceWords / 2, b0, b1, count);
+  multiply_steps<Blocks>(piece.words, b0, b1, piece.count);
+  if (piece.second_weights) multiply_steps<Blocks>(piece.words + kPieceWords / 2, b0, b1, piece.count);
+  if (piece.second_x) multiply_steps<Blocks>(piece.words, b0 + x.term_size(), b1 + x.term_size(), piece.count);
   move_sums<Blocks>(sums, num_blocks,
                     [](auto tile, float* p) AUTOPLACE_LAMBDA_INLINE { tile_store<tile.value>(p, 64); });
 }
 
-// The part of float weights' products that the second term of x makes.
-template <int Blocks>
-inline void add_second_term(const uint16_t* words, const Panels& x, int64_t block, int64_t step, int64_t count,
-                            int64_t num_blocks, float* sums) {
-  move_sums<Blocks>(sums, num_blocks,
-                    [](auto tile, float* p) AUTOPLACE_LAMBDA_INLINE { tile_load<tile.value>(p, 64); });
-  const uint16_t* b0 = x.block(block) + x.term_size() + step * kTileWords;
-  multiply_steps<Blocks>(words, b0, b0 + x.block_size(), count);
-  move_sums<Blocks>(sums, num_blocks,
-                    [](auto tile, float* p) AUTOPLACE_LAMBDA_INLINE { tile_store<tile.value>(p, 64); });
-}
+// Brings what is decoded next to the second cache while tiles are multiplied: part `index` of `count`.
+struct NextRows {
+  const Matrix& w;
+  int64_t first, num_rows, step, num_steps;  // none where num_steps is not positive
 
-template <class Source>
-inline void multiply_piece(const uint16_t* words, const Panels& x, int64_t block, int64_t step, int64_t count,
-                           int64_t num_blocks, bool both_terms, float* sums) {
-  const auto run = [&](auto blocks, int64_t i) AUTOPLACE_LAMBDA_INLINE {
-    constexpr int kBlocks = decltype(blocks)::value;
-    float* target = sums + i * kSumsTile;
-    multiply_blocks<kBlocks, Source::kTerms>(words, x, block + i, step, count, num_blocks, target);
-    if (both_terms) add_second_term<kBlocks>(words, x, block + i, step, count, num_blocks, target);
-  };
-  int64_t i = 0;
-  for (; i + 2 <= num_blocks; i += 2) run(Index<2>{}, i);
-  if (i < num_blocks) run(Index<1>{}, i);
+  void prefetch(int64_t index, int64_t count) const {
+    const BlockSize size = block_size(w.format);
+    if (size.weights == 0) return;  // packed: its order is that of reading
+    const int64_t begin = step * kPanelColumns / size.weights * size.bytes;
+    const int64_t end = (step + num_steps) * kPanelColumns / size.weights * size.bytes;
+    for (int64_t r = num_rows * index / count; r < num_rows * (index + 1) / count; ++r) {
+      const char* row = reinterpret_cast<const char*>(w.row(first + r));
+      for (int64_t i = begin; i < end; i += 64) _mm_prefetch(row + i, _MM_HINT_T1);
+    }
+  }
+};
+
+inline void multiply_piece(const Piece& piece, const Panels& x, int64_t block, int64_t num_blocks,
+                           const NextRows& next, float* sums) {
+  const int64_t pairs = (num_blocks + 1) / 2;
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    next.prefetch(pair, pairs);
+    float* target = sums + 2 * pair * kSumsTile;
+    if (2 * pair + 1 < num_blocks) {
+      multiply_blocks<2>(piece, x, block + 2 * pair, num_blocks, target);
+    } else {
+      multiply_blocks<1>(piece, x, block + 2 * pair, num_blocks, target);
+    }
+  }
 }
 
 template <class Source>
@@ -88,15 +105,20 @@ inline void multiply_rows(const Matrix& w, int64_t first, int64_t num_rows, cons
                           int64_t num_blocks, float* sums) {
   alignas(64) uint16_t words[kPieceWords];
   const Source source{w};
-  const bool both_terms = x.terms > 1 && is_float(w.format);
+  const bool second_x = x.terms > 1 && is_float(w.format);
+  const auto rows_from = [=](int64_t done) { return num_rows - done < kRowStep ? num_rows - done : kRowStep; };
+  const auto steps_from = [&](int64_t step) {
+    return x.steps() - step < Source::kMostSteps ? x.steps() - step : Source::kMostSteps;
+  };
   configure_tiles();
   for (int64_t step = 0; step < x.steps(); step += Source::kMostSteps) {
-    const int64_t left = x.steps() - step, count = left < Source::kMostSteps ? left : Source::kMostSteps;
+    const Piece piece{words, step, steps_from(step), Source::kTerms == 2, second_x};
     for (int64_t done = 0; done < num_rows; done += kRowStep) {
-      const int64_t rows = num_rows - done < kRowStep ? num_rows - done : kRowStep;
-      fill_tiles(source, first + done, rows, step, count, words);
-      multiply_piece<Source>(words, x, block, step, count, num_blocks, both_terms,
-                             sums + done / 16 * num_blocks * kSumsTile);
+      const bool last = done + kRowStep >= num_rows;
+      const int64_t next_row = last ? 0 : done + kRowStep, next_step = last ? step + Source::kMostSteps : step;
+      const NextRows next{w, first + next_row, rows_from(next_row), next_step, steps_from(next_step)};
+      fill_tiles(source, first + done, rows_from(done), step, piece.count, words);
+      multiply_piece(piece, x, block, num_blocks, next, sums + done / 16 * num_blocks * kSumsTile);
     }
   }
   tile_release();

@@ -37,32 +37,44 @@ AUTOPLACE_INLINE void store_panel(const uint16_t* words, uint16_t* panel) {
   for (int i = 0; i < 16; ++i) store_words(panel + i * 32, _mm512_castps_si512(columns[i]));
 }
 
-AUTOPLACE_INLINE void pack_step(const void* const* rows, int x_dtype, int64_t t, const Panels& x, int64_t step,
-                                uint16_t* block) {
-  alignas(64) uint16_t words[2][kTileWords] = {};
-  const int64_t begin = step * kPanelColumns;
-  const int64_t left = x.k - begin < kPanelColumns ? x.k - begin : kPanelColumns;
-  const __mmask32 mask = left == kPanelColumns ? 0xffffffffu : (1u << left) - 1;
-  for (int64_t i = 0; i < t; ++i) {
-    uint16_t* target = words[0] + i * kPanelColumns;
-    if (x_dtype == kApBF16) {
-      store_words(target, _mm512_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(rows[i]) + begin));
-      continue;
-    }
-    const float* row = static_cast<const float*>(rows[i]) + begin;
-    const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), row);
-    const __m512 high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), row + 16);
-    const __m512i first = to_words(low, high);
-    store_words(target, first);
-    if (x.terms > 1) store_words(target + kTileWords, rest_of(low, high, first));
+constexpr int64_t kPackSteps = 8;  // read of a token at a time: whole lines, in their order
+
+struct PackedRows {
+  alignas(64) uint16_t words[2][kPackSteps][kPanelTokens][kPanelColumns];  // [term]
+};
+
+AUTOPLACE_INLINE void pack_columns(const void* row, int x_dtype, int64_t begin, __mmask32 mask, int64_t terms,
+                                   uint16_t* first_term, uint16_t* second_term) {
+  if (x_dtype == kApBF16) {
+    store_words(first_term, _mm512_maskz_loadu_epi16(mask, static_cast<const uint16_t*>(row) + begin));
+    if (terms > 1) store_words(second_term, _mm512_setzero_si512());
+    return;
   }
-  for (int64_t term = 0; term < x.terms; ++term) {
-    store_panel(words[term], block + term * x.term_size() + step * kTileWords);
-  }
+  const float* x = static_cast<const float*>(row) + begin;
+  const __m512 low = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), x);
+  const __m512 high = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), x + 16);
+  const __m512i first = to_words(low, high);
+  store_words(first_term, first);
+  if (terms > 1) store_words(second_term, rest_of(low, high, first));
 }
 
 inline void pack_panel(const void* const* rows, int x_dtype, int64_t t, const Panels& x, int64_t block) {
-  for (int64_t step = 0; step < x.steps(); ++step) pack_step(rows, x_dtype, t, x, step, x.block(block));
+  PackedRows packed;
+  if (t < kPanelTokens) std::memset(&packed, 0, sizeof(packed));
+  for (int64_t step = 0; step < x.steps(); step += kPackSteps) {
+    const int64_t count = x.steps() - step < kPackSteps ? x.steps() - step : kPackSteps;
+    for (int64_t i = 0; i < t; ++i) {
+      for (int64_t s = 0; s < count; ++s) {
+        const int64_t begin = (step + s) * kPanelColumns, left = x.k - begin;
+        const __mmask32 mask = left >= kPanelColumns ? 0xffffffffu : (1u << left) - 1;
+        pack_columns(rows[i], x_dtype, begin, mask, x.terms, packed.words[0][s][i], packed.words[1][s][i]);
+      }
+    }
+    for (int64_t term = 0; term < x.terms; ++term) {
+      uint16_t* panel = x.block(block) + term * x.term_size() + step * kTileWords;
+      for (int64_t s = 0; s < count; ++s) store_panel(packed.words[term][s][0], panel + s * kTileWords);
+    }
+  }
 }
 
 // Two rows of h for 16 tokens are one line of a panel.

@@ -13,6 +13,7 @@ from autoplace.export.llama_cpp import (
     buffers_of,
     check_overrides,
     layer_devices,
+    nearest_placement,
     parse_args,
     placement_of,
     tensor_devices,
@@ -151,3 +152,27 @@ def test_a_line_that_parts_one_attention_means_no_placement() -> None:
     args = parse_args("-ngl 99 -ot 'blk.3.attn_output=CPU'")
     with pytest.raises(AutoplaceError, match="a placement keeps them together"):
         placement_of(args, spec("mixtral-8x7b"), cuda_buffers(["cuda:0"]))
+
+
+def test_what_fit_splits_by_tensors_comes_nearest_to_where_most_bytes_are() -> None:
+    """As `llama-fit-params` prints it: the first layer that overflows leaves one part behind."""
+    line = r"-ngl 33 -ts 11,22 -ot 'blk\.10\.ffn_down.*=CUDA1,blk\.18\.ffn_(up|down).*=CPU'"
+    args, buffers = parse_args(line), cuda_buffers(GPUS[:2])
+    model = spec("mixtral-8x7b")
+    with pytest.raises(AutoplaceError):
+        placement_of(args, model, buffers)
+    layers = nearest_placement(args, model, buffers).layers
+    assert [layers[i].experts for i in (10, 18, 19)] == [
+        Choice("cuda:0", EXPERTS),
+        Choice("cpu", EXPERTS),
+        Choice("cuda:1", EXPERTS),
+    ]
+
+
+def test_a_placement_is_its_own_nearest() -> None:
+    meant = placement("deepseek-v2", [*["cpu"] * 10, *["cuda:0"] * 50], [HOST])
+    buffers = cuda_buffers(["cuda:0"])
+    args = args_of_placement(
+        meant, RunSettings(8, 512), spec("deepseek-v2"), buffers, context_tokens=100
+    )
+    assert nearest_placement(args, spec("deepseek-v2"), buffers) == meant

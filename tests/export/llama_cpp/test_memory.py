@@ -116,11 +116,14 @@ def test_compute_buffers_grow_with_the_micro_batch_and_scores_without_flash_atte
     assert workspace("-fa on") < scores < workspace("-fa off")
 
 
-def test_cuda_s_context_is_counted_on_each_gpu_that_is_used() -> None:
+def test_cuda_s_context_is_counted_on_each_gpu_that_it_sees() -> None:
     """llama.cpp's own figures leave it out."""
     model = spec("smollm2-135m")
-    found = plan(model, "-ngl 99 -ot ^output=CPU", ["cuda:0"])["cuda:0"]
-    assert found.workspace > CONTEXT_BYTES
+    found = plan(model, "-ngl 99 -ts 1,0", ["cuda:0", "cuda:1"])
+    assert found["cuda:0"].workspace > CONTEXT_BYTES
+    assert found["cuda:1"] == DeviceMemory(0, 0, CONTEXT_BYTES)
+    alone = plan(model, "-ngl 99 -dev CUDA0", ["cuda:0", "cuda:1"])
+    assert "cuda:1" not in alone or alone["cuda:1"].workspace == 0
 
 
 def test_a_gpu_that_computes_with_experts_on_the_host_copies_one_of_their_tensors() -> None:

@@ -1,0 +1,1 @@
+"""A machine that there is not, to study search strategies on."""
