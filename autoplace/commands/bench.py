@@ -103,7 +103,6 @@ def _bench(config: BenchConfig, rule_file: RuleFile) -> Benched:
     return Benched(config, spec.name, spec.fingerprint, settings, fit, outcome, footprint)
 
 
-def _measured(config: BenchConfig, request: TrialRequest) -> Outcome:
 def _bench_llama_cpp(config: BenchConfig) -> Benched:
     ready = prepare_llama_cpp(config)
     progress_console().print(f"predicted: {verdict(ready.fit)}")
@@ -114,6 +113,7 @@ def _bench_llama_cpp(config: BenchConfig) -> Benched:
     )
 
 
+def _measured(config: BenchConfig, request: TrialRequest) -> Outcome:
     runner = _runner(config)
     try:
         progress_console().print("measuring")

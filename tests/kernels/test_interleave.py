@@ -80,7 +80,7 @@ def test_interleaving_pays_for_whole_strips_of_blocks(
 def test_interleaved_experts_give_what_plain_ones_give(
     on_path: native.Kernels, num_tokens: int
 ) -> None:
-    """The codes are the same, and so are the rounded activations: only the order of sums differs."""
+    """Codes and rounded activations are the same: only the order of sums differs."""
     num_experts, hidden, width, per_token = 7, 512, 96, 3
     rng = np.random.default_rng(num_tokens)
     x = rng.standard_normal((num_tokens, hidden), np.float32)
