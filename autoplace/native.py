@@ -43,6 +43,7 @@ PATH_FLAGS = {
 PATHS = ("scalar", "avx2", "avx512", "amx")
 MARLIN_GROUP = 64
 _MARLIN_FORMATS = {4: 1004, 8: 1008}
+_INTERLEAVED = 2000
 _TILE_ROWS = 16
 F32, BF16 = 0, 30
 """Element types of activations, as GGML numbers them: a `GGMLType` may be given wherever a type is
@@ -182,14 +183,20 @@ class Weights:
     ggml_type: int | None
     """None: the packed Marlin format, with `num_bits`."""
     num_bits: int = 4
+    interleaved: bool = False
+    """Rows by sixteens, as `Kernels.interleave` writes them."""
 
     @property
     def format(self) -> int:
-        return int(self.ggml_type) if self.ggml_type is not None else marlin_format(self.num_bits)
+        if self.ggml_type is None:
+            return marlin_format(self.num_bits)
+        return int(self.ggml_type) + (_INTERLEAVED if self.interleaved else 0)
 
     @property
     def name(self) -> str:
-        return _name(self.ggml_type) if self.ggml_type is not None else f"marlin-{self.num_bits}"
+        if self.ggml_type is None:
+            return f"marlin-{self.num_bits}"
+        return f"{'interleaved ' if self.interleaved else ''}{_name(self.ggml_type)}"
 
 
 def marlin_format(num_bits: int) -> int:
@@ -337,6 +344,43 @@ class Kernels:
             what = f"{num_experts} experts [{intermediate}, {hidden}] as {gate.name}, {up.name}"
             _check(code, f"{what}, {down.name} for x [{num_tokens}, {hidden}] {_name(x_dtype)}")
 
+    def interleave_pays(self, ggml_type: int, out_features: int, in_features: int) -> bool:
+        """Whether the path in use multiplies [N, K] faster from interleaved rows."""
+        return bool(self._lib.ap_interleave_pays(ggml_type, out_features, in_features))
+
+    def interleave(
+        self, src_ptr: int, weights: Weights, out_features: int, in_features: int
+    ) -> None:
+        """Rearranges [N, K] blocks at `src_ptr` into `weights.ptr`, which has as many bytes.
+
+        Sixteen rows lie side by side then. N must be a multiple of 16.
+        """
+        code = self._lib.ap_interleave(
+            src_ptr, weights.ggml_type, out_features, in_features, weights.ptr
+        )
+        _check(code, f"interleaving {weights.name} [{out_features}, {in_features}] (rows by 16)")
+
+    def deinterleave(
+        self, weights: Weights, out_features: int, in_features: int, dst_ptr: int
+    ) -> None:
+        """What `interleave` was given."""
+        code = self._lib.ap_deinterleave(
+            weights.ptr, weights.ggml_type, out_features, in_features, dst_ptr
+        )
+        _check(code, f"restoring {weights.name} [{out_features}, {in_features}] (rows by 16)")
+
+    def linear_of(
+        self,
+        x_ptr: int,
+        x_dtype: int,
+        weights: Weights,
+        shape: tuple[int, int, int],
+        out_ptr: int,
+        out_dtype: int = F32,
+    ) -> None:
+        """out[T, N] = x[T, K] · W[N, K]ᵀ with W in any form; `shape` is (T, K, N)."""
+        self._linear(x_ptr, x_dtype, weights, shape, out_ptr, out_dtype)
+
     def marlin_pack(
         self,
         rows_ptr: int,
@@ -397,6 +441,9 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
             *(_POINTER, _INT, _POINTER),
         ],
     ),
+    "ap_interleave_pays": (_INT, [_INT, _LONG, _LONG]),
+    "ap_interleave": (_INT, [_POINTER, _INT, _LONG, _LONG, _POINTER]),
+    "ap_deinterleave": (_INT, [_POINTER, _INT, _LONG, _LONG, _POINTER]),
     "ap_read": (ctypes.c_uint64, [_POINTER, _LONG]),
 }
 

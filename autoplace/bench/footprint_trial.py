@@ -24,12 +24,12 @@ def measure_footprint(request: TrialRequest) -> Footprint:
     set_threads(request.settings.num_threads)
     _load_libraries()
     loadable = Loadable.of(request)
-    mapped = loadable.mapped_weights()
-    mapped_bytes = sum(array.nbytes for array in mapped)
     prompt, output = workload_tokens(
         request.workload, loadable.spec.geometry.vocab, request.measure.seed
     )
     with _peak_anonymous_bytes() as anonymous, loadable.loaded() as model:
+        mapped = model.mapped_weights()
+        mapped_bytes = sum(array.nbytes for array in mapped)
         warm(mapped)
         model.prefill(prompt)
         for token in output[:WARM_UP_TOKENS]:

@@ -59,6 +59,8 @@ class TrialRequest:
     dtype: str = "bfloat16"
     cuda_graphs: str = "auto"
     """One of `placement.settings.CUDA_GRAPHS`."""
+    interleave: str = "auto"
+    """One of `placement.settings.INTERLEAVE`."""
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     llama_cpp: LlamaCppRun | None = None
     """For engine `llama.cpp`, which has arguments in place of rules."""

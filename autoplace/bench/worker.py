@@ -6,9 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from autoplace.architectures import spec_from_gguf
 from autoplace.architectures.spec import ModelSpec
@@ -43,7 +41,6 @@ from autoplace.rules.read_back import read_back
 from autoplace.weights.gguf_file import GGUFFile
 
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
-MAPPED_OPERATORS = ("KExpertsCPU", "KLinearCPUInfer")
 """Operators that read a GGUF's own blocks from the memory map."""
 REFERENCE_DTYPE = "float32"
 """Whatever the engine's dtype: its rounding is part of what quality says."""
@@ -86,20 +83,12 @@ class Loadable:
             workload=request.workload,
             dtype=request.dtype,
             cuda_graphs=request.cuda_graphs,
+            interleave=request.interleave,
         )
         try:
             yield model
         finally:
             model.close()
-
-    def mapped_weights(self) -> list[NDArray[np.uint8]]:
-        """Blocks that the placement reads from the memory map."""
-        return [
-            self.gguf.data(name)
-            for path, entry in self.assignment.modules.items()
-            if entry.operator in MAPPED_OPERATORS and path in self.spec.by_path
-            for name in self.spec.by_path[path].tensors
-        ]
 
     def decode_bytes(self) -> Mapping[str, float]:
         """By device, what one decoded token reads; empty where the rules mean no placement."""
@@ -152,7 +141,7 @@ def _measured(loadable: Loadable, start_s: float) -> Outcome:
     prompt, output = workload_tokens(request.workload, loadable.spec.geometry.vocab, settings.seed)
     with loadable.loaded() as model:
         load_s, by_graphs = time.monotonic() - start_s, model.uses_graphs
-        weights = loadable.mapped_weights()
+        weights = model.mapped_weights()
         warm(weights)
         measurement = measure(
             model,

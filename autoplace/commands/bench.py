@@ -96,6 +96,7 @@ def _bench(config: BenchConfig, rule_file: RuleFile) -> Benched:
         settings=settings,
         dtype=config.engine.dtype,
         cuda_graphs=config.engine.cuda_graphs,
+        interleave=config.engine.interleave,
         measure=config.measure.settings,
     )
     outcome = _measured(config, request)

@@ -141,6 +141,7 @@ def problem_of(config: TuneConfig | ReportConfig, kv_type: str) -> Problem:
         model_path=str(path or ""),
         dtype=config.engine.dtype,
         cuda_graphs=config.engine.cuda_graphs,
+        interleave=config.engine.interleave,
         basis=_basis(config.machine, predicted=predicted),
         measure=config.measure.settings,
         llama_cpp=_llama_cpp_of(config, spec, path),

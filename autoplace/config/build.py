@@ -32,7 +32,7 @@ from autoplace.config.groups import choices, profile
 from autoplace.errors import AutoplaceError, did_you_mean
 from autoplace.hardware.machine import Machine
 from autoplace.hardware.profile import machine_from_profile
-from autoplace.placement.settings import CUDA_GRAPHS, KV_TYPES
+from autoplace.placement.settings import CUDA_GRAPHS, INTERLEAVE, KV_TYPES
 from autoplace.workload import Workload
 
 OUTPUTS = ("text", "json")
@@ -312,12 +312,18 @@ def _workload(composed: Composed) -> Workload:
 def _engine(composed: Composed) -> EngineConfig:
     values = composed.values["engine"]
     _one_of("engine.dtype", values["dtype"], DTYPES)
-    graphs = values["cuda_graphs"]
-    graphs = {"True": "on", "False": "off"}.get(graphs, graphs)  # what YAML makes of on and off
+    graphs = _switch(values["cuda_graphs"])
     _one_of("engine.cuda_graphs", graphs, CUDA_GRAPHS)
+    interleave = _switch(values["interleave"])
+    _one_of("engine.interleave", interleave, INTERLEAVE)
     return EngineConfig(
-        values["name"], values["dtype"], graphs, **_llama_cpp(values, values["name"])
+        values["name"], values["dtype"], graphs, interleave, **_llama_cpp(values, values["name"])
     )
+
+
+def _switch(value: str) -> str:
+    """What YAML made of on and off."""
+    return {"True": "on", "False": "off"}.get(value, value)
 
 
 def _llama_cpp(values: Mapping[str, Any], engine: str) -> dict[str, Any]:

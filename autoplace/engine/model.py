@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from autoplace.architectures.geometry import Geometry, Mla
@@ -17,6 +19,7 @@ from autoplace.models.gqa import Step
 from autoplace.models.out_of_memory import translated
 from autoplace.models.place import HOST, Place, move, put
 from autoplace.models.rotary import inverse_frequencies, rotations, yarn_attention_factor
+from autoplace.operators.matrices import mapped_blocks
 from autoplace.placement.workspace import LOGIT_ROWS
 
 POSITIONS_AHEAD = 64
@@ -158,6 +161,10 @@ class HybridModel:
     def reset(self) -> None:
         """Forget the sequence; the cache's memory stays."""
         self.position = 0
+
+    def mapped_weights(self) -> list[NDArray[np.uint8]]:
+        """Blocks that operators read from the memory map."""
+        return mapped_blocks(self.root)
 
     def close(self) -> None:
         """Let go of the tensors and give their bytes back to the ledger."""

@@ -28,6 +28,13 @@ def kernels() -> Kernels | None:
     return _load() if _enabled else None
 
 
+def loaded_kernels() -> Kernels:
+    """Those that wrote interleaved weights, for a twin that reads them."""
+    loaded = _load()
+    assert loaded is not None
+    return loaded
+
+
 def decode_kernels() -> DecodeKernels | None:
     """Those for one token, of the same library."""
     return _load_decode() if _enabled else None

@@ -24,6 +24,8 @@ class OperatorContext:
     allocator: Allocator
     num_bits: int = 4
     """Of the Marlin operators."""
+    interleave: bool = True
+    """Whether CPU operators may copy their blocks with rows by sixteens."""
 
 
 Part = tuple[TensorSource, ...]

@@ -6,7 +6,7 @@ from autoplace.errors import AutoplaceError
 from autoplace.models.place import expect
 from autoplace.models.source import TensorSource
 from autoplace.operators.base import ExpertsOperator, OperatorContext, experts_parts
-from autoplace.operators.blocks import MappedBlocks
+from autoplace.operators.blocks import HostBlocks
 from autoplace.operators.host_kernels import experts_from_blocks
 
 
@@ -23,9 +23,9 @@ class KExpertsCPU(ExpertsOperator):
         self.place = context.place
         gate, up, down = experts_parts(sources)
         self.weights = (
-            MappedBlocks.of(context, gate),
-            MappedBlocks.of(context, up),
-            MappedBlocks.of(context, down),
+            HostBlocks.of(context, gate),
+            HostBlocks.of(context, up),
+            HostBlocks.of(context, down),
         )
 
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:

@@ -11,12 +11,12 @@ from torch.nn import functional
 from autoplace.models.backend import DTYPES, kernels
 from autoplace.native import Kernels, Weights
 from autoplace.operators import gpu_kernels
-from autoplace.operators.blocks import MappedBlocks
+from autoplace.operators.blocks import HostBlocks
 from autoplace.operators.by_rows import linear_by_rows
 from autoplace.operators.marlin import MarlinWeight
 from autoplace.operators.routed import sum_of_experts, swiglu
 
-BlocksTriple = tuple[MappedBlocks, MappedBlocks, MappedBlocks]
+BlocksTriple = tuple[HostBlocks, HostBlocks, HostBlocks]
 MarlinTriple = tuple[MarlinWeight, MarlinWeight, MarlinWeight]
 DenseTriple = tuple[Tensor, Tensor, Tensor]
 
@@ -30,7 +30,7 @@ def linear_from_dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias
 
 
-def linear_from_blocks(x: Tensor, blocks: MappedBlocks) -> Tensor:
+def linear_from_blocks(x: Tensor, blocks: HostBlocks) -> Tensor:
     """[T, in] · blocks [out, in]ᵀ → [T, out] in x's dtype."""
     native = _kernels_for(x)
     if native is None:
@@ -102,11 +102,8 @@ def _linear(native: Kernels, x: Tensor, weights: Weights, out_features: int) -> 
     x = x.contiguous()
     y = x.new_empty(x.shape[0], out_features)
     dtype = DTYPES[x.dtype]
-    head = (x.data_ptr(), dtype, x.shape[0], x.shape[1], weights.ptr)
-    if weights.ggml_type is None:
-        native.marlin_linear(*head, weights.num_bits, out_features, y.data_ptr(), dtype)
-    else:
-        native.linear(*head, weights.ggml_type, out_features, y.data_ptr(), dtype)
+    shape = (x.shape[0], x.shape[1], out_features)
+    native.linear_of(x.data_ptr(), dtype, weights, shape, y.data_ptr(), dtype)
     return y
 
 
@@ -150,10 +147,7 @@ def _one_of_blocks(x: Tensor, expert: int, blocks: BlocksTriple) -> Tensor:
     native = _kernels_for(x)
     if native is None:
         return _from_rows(x, expert, blocks)
-    gate, up, down = (
-        (Weights(part.matrix(expert).data_ptr(), part.ggml_type), part.out_features)
-        for part in blocks
-    )
+    gate, up, down = ((part.weights_of(expert), part.out_features) for part in blocks)
     hidden = functional.silu(_linear(native, x, *gate)) * _linear(native, x, *up)
     return _linear(native, hidden, *down)
 

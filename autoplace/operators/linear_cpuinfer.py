@@ -5,7 +5,7 @@ from torch import Tensor
 from autoplace.models.place import expect
 from autoplace.models.source import TensorSource
 from autoplace.operators.base import LinearOperator, OperatorContext, load_bias, weight_and_bias
-from autoplace.operators.blocks import MappedBlocks
+from autoplace.operators.blocks import HostBlocks
 from autoplace.operators.host_kernels import linear_from_blocks
 
 
@@ -16,7 +16,7 @@ class KLinearCPUInfer(LinearOperator):
         super().__init__()
         weight, bias = weight_and_bias(sources)
         self.place = context.place
-        self.blocks = MappedBlocks.of(context, (weight,), (weight.num_rows, weight.width))
+        self.blocks = HostBlocks.of(context, (weight,), (weight.num_rows, weight.width))
         self.bias = load_bias(context, bias)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,12 +1,14 @@
 """The matrices of loaded modules as the kernels for one token read them, in host memory."""
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from autoplace.models.backend import DTYPES
 from autoplace.models.basic import Linear, RouterGate
 from autoplace.native import Weights
 from autoplace.native_decode import Matrix, Mlp
-from autoplace.operators.blocks import MappedBlocks
+from autoplace.operators.blocks import HostBlocks
 from autoplace.operators.experts_cpu import KExpertsCPU
 from autoplace.operators.experts_marlin import KExpertsMarlin
 from autoplace.operators.experts_torch import KExpertsTorch
@@ -19,7 +21,7 @@ from autoplace.operators.wrappers import KTransformersExperts, KTransformersLine
 NONE = Matrix()
 """No matrix at all, where a description has room for one."""
 
-Weight = Tensor | MappedBlocks | MarlinWeight
+Weight = Tensor | HostBlocks | MarlinWeight
 
 
 def matrix_of(module: nn.Module) -> Matrix | None:
@@ -50,6 +52,18 @@ def experts_of(module: nn.Module) -> Mlp | None:
     return None if gate is None or up is None or down is None else Mlp(gate, up, down)
 
 
+def mapped_blocks(root: nn.Module) -> list[NDArray[np.uint8]]:
+    """Every tensor below a module that its operator reads from the mapped file."""
+    found: list[HostBlocks] = []
+    for module in root.modules():
+        match module:
+            case KLinearCPUInfer():
+                found.append(module.blocks)
+            case KExpertsCPU():
+                found.extend(module.weights)
+    return [data.numpy() for blocks in found if not blocks.interleaved for data in blocks.data]
+
+
 def _with_bias(weight: Weight, bias: Tensor | None) -> Matrix | None:
     matrix = _matrix(weight)
     if matrix is not None and bias is not None:
@@ -60,7 +74,7 @@ def _with_bias(weight: Weight, bias: Tensor | None) -> Matrix | None:
 def _matrix(weight: Weight) -> Matrix | None:
     """[N, K], or of a stack [E, N, K] its first matrix."""
     match weight:
-        case MappedBlocks():
+        case HostBlocks():
             if len(weight.data) > 1:
                 return None
             return Matrix.of(weight.weights, *weight.shape[-2:])

@@ -17,8 +17,13 @@ ALL_KV_TYPES = KV_TYPES | {
 def is_quantised(kv_type: str) -> bool:
     """Whether a cache type stores blocks, which llama.cpp wants flash attention for."""
     return ALL_KV_TYPES[kv_type][1] > 1
+
+
 CUDA_GRAPHS = ("auto", "on", "off")
 """Whether `builtin` decodes by CUDA graphs: where it can, or refuse to run without, or never."""
+INTERLEAVE = ("auto", "off")
+"""Whether `builtin` copies CPU weights at load with their rows by sixteens: where the CPU path
+gains by it, or never (they stay in the mapped file). Both take the same bytes."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Problem:
     dtype: str
     basis: Basis
     cuda_graphs: str = "auto"
+    interleave: str = "auto"
     measure: MeasureSettings = field(default_factory=MeasureSettings)
     calibration: Calibration = field(default_factory=Calibration)
     """What predictions start from."""
@@ -107,6 +108,7 @@ class Candidate:
             settings=self.settings,
             dtype=problem.dtype,
             cuda_graphs=problem.cuda_graphs,
+            interleave=problem.interleave,
             measure=problem.measure,
             llama_cpp=self._llama_cpp_run(problem),
         )

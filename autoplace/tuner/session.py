@@ -52,9 +52,10 @@ class Result:
 
 def study_key(problem: Problem, *, max_kl: float | None) -> StudyKey:
     graphs = "" if problem.cuda_graphs == "auto" else f", cuda_graphs={problem.cuda_graphs}"
+    interleave = "" if problem.interleave == "auto" else f", interleave={problem.interleave}"
     return StudyKey.of(
         problem.space,
-        engine_version=f"{__version__}{graphs}{_llama_cpp(problem)}",
+        engine_version=f"{__version__}{graphs}{interleave}{_llama_cpp(problem)}",
         dtype=problem.dtype,
         basis=problem.basis,
         max_kl=max_kl,

@@ -6,16 +6,21 @@
 #include <new>
 
 #include "experts.hpp"
+#include "interleave.hpp"
 #include "linear.hpp"
 #include "marlin_pack.hpp"
 #include "thread_pool.hpp"
+#include "tiles.hpp"
 
 using namespace autoplace;
 
 namespace {
 
 bool is_activation(int dtype) { return dtype == kApF32 || dtype == kApBF16; }
-bool is_format(int format) { return is_marlin(format) || block_size(format).weights != 0; }
+bool is_format(int format) {
+  if (is_interleaved(format)) return block_pieces(base_format(format)).num_words != 0;
+  return is_marlin(format) || block_size(format).weights != 0;
+}
 
 template <class Body>
 int guarded(Body&& body) {
@@ -44,6 +49,22 @@ int ap_num_threads(void) { return num_threads(); }
 
 int64_t ap_matrix_bytes(int format, int64_t n, int64_t k) {
   return is_format(format) ? matrix_bytes(format, n, k) : -1;
+}
+
+int ap_interleave_pays(int format, int64_t n, int64_t k) {
+  const Path& path = current_path();
+  const bool by_tiles = path.tiles != nullptr && path.tiles->takes(format, kApBF16);
+  return path.quantizes && !by_tiles && can_interleave(format, n, k) ? 1 : 0;
+}
+
+int ap_interleave(const void* src, int format, int64_t n, int64_t k, void* dst) {
+  if (!can_interleave(format, n, k)) return kApBadShape;
+  return guarded([&] { interleave(static_cast<const uint8_t*>(src), format, n, k, static_cast<uint8_t*>(dst)); });
+}
+
+int ap_deinterleave(const void* src, int format, int64_t n, int64_t k, void* dst) {
+  if (!can_interleave(format, n, k)) return kApBadShape;
+  return guarded([&] { deinterleave(matrix_view(src, format + kApInterleaved, n, k), static_cast<uint8_t*>(dst)); });
 }
 
 int ap_dequantize(const void* src, int format, int64_t num_elements, void* dst, int dst_dtype) {

@@ -1,6 +1,6 @@
 // Two passes over the experts in use, each split finely over all threads:
-//   1. for each expert and 32 rows of I: h = silu(gate · x) · (up · x), quantised where it is computed;
-//   2. for each 16 rows of H: out = Σ over experts of weight · (down · h), so that no two threads add to
+//   1. for each expert and some rows of I: h = silu(gate · x) · (up · x), quantised where it is computed;
+//   2. for some rows of H: out = Σ over experts of weight · (down · h), so that no two threads add to
 //      the same element and the order of the sum never changes.
 #include "experts.hpp"
 
@@ -14,7 +14,21 @@
 namespace autoplace {
 namespace {
 
-constexpr int64_t kHiddenRows = 32;  // one group of quantised h
+constexpr int64_t kMostRows = 128;  // of a matrix at a time: long streams for the memory at batch 1
+constexpr int64_t kHead = 4096;     // bytes asked for before a matrix is begun
+
+// Rows a thread takes at a time, a multiple of `least` and at most 128: enough pieces for all threads.
+int64_t rows_at_a_time(int64_t total_rows, int64_t num_tokens, int64_t least) {
+  if (num_tokens > kMaxGemvTokens) return least;
+  const int64_t fair = total_rows / (8 * num_threads());
+  return std::max(least, std::min(fair, kMostRows) / least * least);
+}
+
+// Asks for the first bytes of rows that come next, while others are being multiplied.
+void prefetch_rows(const Matrix& w, int64_t first) {
+  const uint8_t* rows = is_marlin(w.format) ? w.data : w.row(first);
+  for (int64_t i = 0; i < kHead; i += 64) __builtin_prefetch(rows + i, 0, 2);
+}
 
 // Pairs of token and expert, sorted by expert: pairs [begin, end) belong to `expert`.
 struct Group {
@@ -81,11 +95,12 @@ class ExpertsCall {
 
   void compute_hidden(float* h, bool quantize) {
     const int64_t width = gate_.first.n;
-    const int64_t chunks = (width + kHiddenRows - 1) / kHiddenRows;
     const int64_t num_groups = static_cast<int64_t>(plan_.groups.size());
+    hidden_rows_at_a_time_ = rows_at_a_time(num_groups * width, x_.count(), kGroup);
+    const int64_t chunks = (width + hidden_rows_at_a_time_ - 1) / hidden_rows_at_a_time_;
     parallel_for(num_groups * chunks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t item = begin; item < end; ++item) {
-        hidden_chunk(plan_.groups[static_cast<size_t>(item / chunks)], item % chunks * kHiddenRows, h, quantize);
+        hidden_chunk(plan_.groups[static_cast<size_t>(item / chunks)], item % chunks * hidden_rows_at_a_time_, h, quantize);
       }
     });
   }
@@ -93,24 +108,30 @@ class ExpertsCall {
   // `out` is [T, H] float32.
   void combine(float* out, int64_t num_tokens) {
     const int64_t width = down_.first.n;
-    parallel_for(width, kTileRows, [&](int64_t begin, int64_t end) {
+    parallel_for(width, rows_at_a_time(width, num_tokens, kTileRows), [&](int64_t begin, int64_t end) {
       for (int64_t t = 0; t < num_tokens; ++t) std::fill(out + t * width + begin, out + t * width + end, 0.0f);
-      for (const Group& group : plan_.groups) add_expert(group, begin, end - begin, out);
+      const size_t last = plan_.groups.size() - 1;
+      for (size_t g = 0; g <= last; ++g) {
+        if (g < last) prefetch_rows(down_[plan_.groups[g + 1].expert], begin);
+        add_expert(plan_.groups[g], begin, end - begin, out);
+      }
     });
   }
 
  private:
   void hidden_chunk(const Group& group, int64_t first, float* h, bool quantize) {
-    const int64_t width = gate_.first.n, rows = std::min(kHiddenRows, width - first);
+    const int64_t width = gate_.first.n, stride = hidden_rows_at_a_time_;
+    const int64_t rows = std::min(stride, width - first);
     const int64_t t = group.end - group.begin;
-    float* gate = tile_scratch().other.get<float>(2 * t * kHiddenRows);
-    float* up = gate + t * kHiddenRows;
+    float* gate = tile_scratch().other.get<float>(2 * t * stride);
+    float* up = gate + t * stride;
     const Activation* const* inputs = inputs_.data() + group.begin;
-    multiply(gate_[group.expert], first, rows, inputs, t, gate, kHiddenRows);
-    multiply(up_[group.expert], first, rows, inputs, t, up, kHiddenRows);
+    prefetch_rows(up_[group.expert], first);
+    multiply(gate_[group.expert], first, rows, inputs, t, gate, stride);
+    multiply(up_[group.expert], first, rows, inputs, t, up, stride);
     for (int64_t i = 0; i < t; ++i) {
-      float* row = gate + i * kHiddenRows;
-      current_path().swiglu(row, up + i * kHiddenRows, rows);
+      float* row = gate + i * stride;
+      current_path().swiglu(row, up + i * stride, rows);
       std::copy_n(row, rows, h + (group.begin + i) * width + first);
       if (quantize) hidden_.quantize_range(group.begin + i, first, rows);
     }
@@ -118,12 +139,13 @@ class ExpertsCall {
 
   void add_expert(const Group& group, int64_t first, int64_t rows, float* out) {
     const int64_t width = down_.first.n, t = group.end - group.begin;
-    float* values = tile_scratch().other.get<float>(t * kTileRows);
-    multiply(down_[group.expert], first, rows, hidden_rows_.data() + group.begin, t, values, kTileRows);
+    const int64_t stride = round_up(rows, kTileRows);
+    float* values = tile_scratch().other.get<float>(t * stride);
+    multiply(down_[group.expert], first, rows, hidden_rows_.data() + group.begin, t, values, stride);
     for (int64_t i = 0; i < t; ++i) {
       const size_t pair = static_cast<size_t>(group.begin + i);
       float* sum = out + plan_.token[pair] * width + first;
-      for (int64_t r = 0; r < rows; ++r) sum[r] += plan_.weight[pair] * values[i * kTileRows + r];
+      for (int64_t r = 0; r < rows; ++r) sum[r] += plan_.weight[pair] * values[i * stride + r];
     }
   }
 
@@ -131,6 +153,7 @@ class ExpertsCall {
   Activations& hidden_;
   const Plan& plan_;
   const ExpertStack &gate_, &up_, &down_;
+  int64_t hidden_rows_at_a_time_ = 0;
   std::vector<const Activation*> inputs_, hidden_rows_;
 };
 

@@ -63,13 +63,14 @@ void many_tokens(const Activations& x, const Matrix& w, void* y, int y_dtype) {
 
 int64_t matrix_bytes(int format, int64_t n, int64_t k) {
   if (is_marlin(format)) return marlin_shape(format, n, k).bytes();
-  const BlockSize size = block_size(format);
+  const BlockSize size = block_size(base_format(format));
   if (size.weights == 0 || k % size.weights != 0) return -1;
+  if (is_interleaved(format) && n % kTileRows != 0) return -1;
   return n * (k / size.weights) * size.bytes;
 }
 
 Matrix matrix_view(const void* data, int format, int64_t n, int64_t k) {
-  const int64_t row_bytes = is_marlin(format) ? 0 : matrix_bytes(format, 1, k);
+  const int64_t row_bytes = is_marlin(format) ? 0 : matrix_bytes(base_format(format), 1, k);
   return {format, static_cast<const uint8_t*>(data), n, k, row_bytes};
 }
 

@@ -8,7 +8,7 @@ namespace autoplace {
 
 bool is_matrix(const ApMatrix& w, int64_t n, int64_t k) {
   if (w.data == nullptr || w.n != n || w.k != k || n < 1 || k < 1) return false;
-  if (!is_marlin(w.format) && block_size(w.format).weights == 0) return false;
+  if (!is_marlin(w.format) && block_size(base_format(w.format)).weights == 0) return false;
   const bool typed = w.bias == nullptr || w.bias_dtype == kApF32 || w.bias_dtype == kApBF16;
   return typed && matrix_bytes(w.format, n, k) >= 0;
 }

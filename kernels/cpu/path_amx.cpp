@@ -9,7 +9,7 @@
 
 namespace autoplace {
 namespace {
-bool takes(int, int) { return true; }
+bool takes(int format, int) { return !is_interleaved(format); }
 
 constexpr TileKernels kKernels = {takes, pack_panel, multiply, gate_and_pack, store_tile, add_tile};
 }  // namespace

@@ -1,6 +1,7 @@
 // The path for any machine: each row is decoded to float32 and multiplied; activations are not rounded.
 #include <cmath>
 
+#include "interleave.hpp"
 #include "path.hpp"
 #include "plain_vector.hpp"
 #include "scalar_decode.hpp"
@@ -63,10 +64,21 @@ uint16_t marlin_group(const float* w, int64_t count, int bits, int8_t* codes) {
   return scale_bits;
 }
 
+void interleaved_row(const Matrix& w, int64_t row, int64_t begin, int64_t count, float* dst) {
+  const int format = base_format(w.format);
+  const BlockSize size = block_size(format);
+  uint8_t block[256];
+  for (int64_t done = 0; done < count; done += size.weights) {
+    restore_block(w, row, (begin + done) / size.weights, block);
+    dequantize_blocks(format, block, size.weights, dst + done);
+  }
+}
+
 constexpr int64_t kPiece = 1024;
 
 void decode_piece(const Matrix& w, int64_t row, int64_t begin, int64_t count, float* dst) {
   if (is_marlin(w.format)) return marlin_row(w, row, begin, count, dst);
+  if (is_interleaved(w.format)) return interleaved_row(w, row, begin, count, dst);
   const BlockSize size = block_size(w.format);
   dequantize_blocks(w.format, w.row(row) + begin / size.weights * size.bytes, count, dst);
 }

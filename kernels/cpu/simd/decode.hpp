@@ -39,142 +39,167 @@ AUTOPLACE_INLINE __m256i move_bits(__m256i v, char mask) {
 
 // 16 bytes of nibbles: the low ones are the first 16 codes.
 AUTOPLACE_INLINE __m256i expand_nibbles(const uint8_t* qs) {
-  const __m128i v = load128(qs);
-  return low_nibbles(_mm256_set_m128i(_mm_srli_epi16(v, 4), v));
+  const __m256i twice = _mm256_broadcastsi128_si256(load128(qs));
+  return low_nibbles(_mm256_srlv_epi32(twice, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)));
 }
 
 AUTOPLACE_INLINE __m256i look_up(const int8_t* values, __m256i index) {
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load128(values)), index);
 }
 
-// 32 bits to the fifth bit (16) of 32 bytes.
-AUTOPLACE_INLINE __m256i fifth_bits(const uint8_t* qh) {
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-  return _mm256_maskz_set1_epi8(load_u32(qh), 16);
+// Adds 16 to the codes, below 16, whose bit is set in the 32 bits at `qh`.
+AUTOPLACE_INLINE __m256i add_fifth_bits(__m256i codes, const uint8_t* qh) {
+#if AUTOPLACE_VNNI
+  return _mm256_mask_add_epi8(codes, load_u32(qh), codes, _mm256_set1_epi8(16));
 #else
   const __m256i spread = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
   const __m256i bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201ull));
   const __m256i bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(load_u32(qh))), spread);
   const __m256i set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, bit), bit);
-  return _mm256_and_si256(set, _mm256_set1_epi8(16));
+  return _mm256_or_si256(codes, _mm256_and_si256(set, _mm256_set1_epi8(16)));
+#endif
+}
+
+#if AUTOPLACE_VNNI
+// Which 16-bit word of which 64-byte piece holds byte i·Stride (and, where that is even, the byte after it),
+// for i = 0 … 7. The last piece ends where the eight blocks end.
+template <int Stride>
+struct WordPlan {
+  static constexpr int kPieces = 7 * Stride / 64 + 1;
+  int offset[kPieces] = {};
+  uint8_t mask[kPieces] = {};
+  alignas(16) int16_t index[kPieces][8] = {};
+
+  constexpr WordPlan() {
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const int latest = 8 * Stride / 2 * 2 - 64;
+      offset[piece] = 64 * piece < latest ? 64 * piece : latest;
+      for (int i = 0; i < 8; ++i) {
+        if (i * Stride / 64 != piece) continue;
+        mask[piece] = static_cast<uint8_t>(mask[piece] | 1 << i);
+        index[piece][i] = static_cast<int16_t>((i * Stride - offset[piece]) / 2);
+      }
+    }
+  }
+};
+#endif
+
+// The 16-bit words that hold byte i·Stride: eight blocks' first bytes.
+template <int Stride>
+AUTOPLACE_INLINE __m128i gather_words(const uint8_t* b) {
+#if AUTOPLACE_VNNI
+  static constexpr WordPlan<Stride> kPlan;
+  __m512i words = _mm512_setzero_si512();
+  unroll<WordPlan<Stride>::kPieces>([&](auto piece) AUTOPLACE_LAMBDA_INLINE {
+    constexpr int kPiece = piece.value;
+    const __m512i index = _mm512_castsi128_si512(load128(kPlan.index[kPiece]));
+    const __m512i source = _mm512_loadu_si512(b + kPlan.offset[kPiece]);
+    words = _mm512_mask_permutexvar_epi16(words, kPlan.mask[kPiece], index, source);
+  });
+  return _mm512_castsi512_si128(words);
+#else
+  const auto at = [b](int i) { return static_cast<short>(load_u16(b + i * Stride / 2 * 2)); };
+  return _mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
 #endif
 }
 
 template <int Stride>
 AUTOPLACE_INLINE __m256 gather_halves(const uint8_t* b) {
-  auto at = [b](int i) { return static_cast<short>(load_u16(b + i * Stride)); };
-  return _mm256_cvtph_ps(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)));
+  return _mm256_cvtph_ps(gather_words<Stride>(b));
 }
 
 AUTOPLACE_INLINE __m256 negate(__m256 v) { return _mm256_xor_ps(v, _mm256_set1_ps(-0.0f)); }
 
-// What the formats with blocks of 32 share: a float16 scale at the front of each block.
-template <int Bytes>
+// What the formats with blocks of 32 share: a float16 scale at the front of each block. `block(b)` gives
+// the codes of one, `block_scale(b)` its scale.
+template <class Self, int Bytes>
 struct Blocks32 {
   static constexpr int kBlock = 32, kBytes = Bytes, kScaleGroup = 32;
   static constexpr bool kSigned = false, kHasMin = false;
   static constexpr int kOffset = 0, kMaxCode = 15;
+  static AUTOPLACE_INLINE float block_scale(const uint8_t* b) { return load_f16(b); }
   static AUTOPLACE_INLINE void scales(const uint8_t* b, __m256* s, __m256*) { s[0] = gather_halves<Bytes>(b); }
-};
-
-template <>
-struct Decoder<kQ4_0> : Blocks32<18> {
-  static constexpr int kOffset = 8;
   template <class Emit>
   static AUTOPLACE_INLINE void codes(const uint8_t* b, Emit&& emit) {
-    unroll<8>([&](auto i) { emit(i, expand_nibbles(b + i.value * kBytes + 2)); });
+    unroll<8>([&](auto i) AUTOPLACE_LAMBDA_INLINE { emit(i, Self::block(b + i.value * Bytes)); });
   }
 };
 
 template <>
-struct Decoder<kQ4_1> : Blocks32<20> {
+struct Decoder<kQ4_0> : Blocks32<Decoder<kQ4_0>, 18> {
+  static constexpr int kOffset = 8;
+  static AUTOPLACE_INLINE __m256i block(const uint8_t* b) { return expand_nibbles(b + 2); }
+};
+
+template <>
+struct Decoder<kQ4_1> : Blocks32<Decoder<kQ4_1>, 20> {
   static constexpr bool kHasMin = true;
   static AUTOPLACE_INLINE void scales(const uint8_t* b, __m256* s, __m256* m) {
     s[0] = gather_halves<kBytes>(b);
     m[0] = negate(gather_halves<kBytes>(b + 2));
   }
-  template <class Emit>
-  static AUTOPLACE_INLINE void codes(const uint8_t* b, Emit&& emit) {
-    unroll<8>([&](auto i) { emit(i, expand_nibbles(b + i.value * kBytes + 4)); });
-  }
+  static AUTOPLACE_INLINE __m256i block(const uint8_t* b) { return expand_nibbles(b + 4); }
 };
 
 template <>
-struct Decoder<kQ5_0> : Blocks32<22> {
+struct Decoder<kQ5_0> : Blocks32<Decoder<kQ5_0>, 22> {
   static constexpr int kOffset = 16, kMaxCode = 31;
-  template <class Emit>
-  static AUTOPLACE_INLINE void codes(const uint8_t* b, Emit&& emit) {
-    unroll<8>([&](auto i) {
-      const uint8_t* block = b + i.value * kBytes;
-      emit(i, _mm256_or_si256(expand_nibbles(block + 6), fifth_bits(block + 2)));
-    });
-  }
+  static AUTOPLACE_INLINE __m256i block(const uint8_t* b) { return add_fifth_bits(expand_nibbles(b + 6), b + 2); }
 };
 
 template <>
-struct Decoder<kQ5_1> : Blocks32<24> {
+struct Decoder<kQ5_1> : Blocks32<Decoder<kQ5_1>, 24> {
   static constexpr bool kHasMin = true;
   static constexpr int kMaxCode = 31;
   static AUTOPLACE_INLINE void scales(const uint8_t* b, __m256* s, __m256* m) {
     s[0] = gather_halves<kBytes>(b);
     m[0] = negate(gather_halves<kBytes>(b + 2));
   }
-  template <class Emit>
-  static AUTOPLACE_INLINE void codes(const uint8_t* b, Emit&& emit) {
-    unroll<8>([&](auto i) {
-      const uint8_t* block = b + i.value * kBytes;
-      emit(i, _mm256_or_si256(expand_nibbles(block + 8), fifth_bits(block + 4)));
-    });
-  }
+  static AUTOPLACE_INLINE __m256i block(const uint8_t* b) { return add_fifth_bits(expand_nibbles(b + 8), b + 4); }
 };
 
 template <>
-struct Decoder<kQ8_0> : Blocks32<34> {
+struct Decoder<kQ8_0> : Blocks32<Decoder<kQ8_0>, 34> {
   static constexpr bool kSigned = true;
-  template <class Emit>
-  static AUTOPLACE_INLINE void codes(const uint8_t* b, Emit&& emit) {
-    unroll<8>([&](auto i) { emit(i, load256(b + i.value * kBytes + 2)); });
-  }
+  static constexpr int kMaxCode = 127;
+  static AUTOPLACE_INLINE __m256i block(const uint8_t* b) { return load256(b + 2); }
 };
 
 template <>
-struct Decoder<kIQ4_NL> : Blocks32<18> {
+struct Decoder<kIQ4_NL> : Blocks32<Decoder<kIQ4_NL>, 18> {
   static constexpr bool kSigned = true;
-  template <class Emit>
-  static AUTOPLACE_INLINE void codes(const uint8_t* b, Emit&& emit) {
-    unroll<8>([&](auto i) { emit(i, look_up(kIq4Values, expand_nibbles(b + i.value * kBytes + 2))); });
-  }
+  static AUTOPLACE_INLINE __m256i block(const uint8_t* b) { return look_up(kIq4Values, expand_nibbles(b + 2)); }
 };
 
 template <>
-struct Decoder<kMXFP4> : Blocks32<17> {
+struct Decoder<kMXFP4> : Blocks32<Decoder<kMXFP4>, 17> {
   static constexpr bool kSigned = true;
+  static AUTOPLACE_INLINE float block_scale(const uint8_t* b) { return e8m0_half(b[0]); }
   static AUTOPLACE_INLINE void scales(const uint8_t* b, __m256* s, __m256*) {
-    const auto at = [b](int i) { return static_cast<int>(b[i * kBytes]); };
-    const __m256i e = _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+    const __m256i words = _mm256_cvtepu16_epi32(gather_words<kBytes>(b));
+    const __m256i bytes = _mm256_srlv_epi32(words, _mm256_setr_epi32(0, 8, 0, 8, 0, 8, 0, 8));
+    const __m256i e = _mm256_and_si256(bytes, _mm256_set1_epi32(255));
     const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
     const __m256i denormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
     const __m256i is_normal = _mm256_cmpgt_epi32(e, _mm256_set1_epi32(1));
     s[0] = _mm256_castsi256_ps(_mm256_blendv_epi8(denormal, normal, is_normal));
   }
-  template <class Emit>
-  static AUTOPLACE_INLINE void codes(const uint8_t* b, Emit&& emit) {
-    unroll<8>([&](auto i) { emit(i, look_up(kMxfp4Values, expand_nibbles(b + i.value * kBytes + 1))); });
-  }
+  static AUTOPLACE_INLINE __m256i block(const uint8_t* b) { return look_up(kMxfp4Values, expand_nibbles(b + 1)); }
 };
 
-// The 6-bit scales and mins that Q4_K and Q5_K share, eight bytes each.
+// The 6-bit scales and mins that Q4_K and Q5_K share, eight each, in 12 bytes after d and dmin: the first
+// four of each lie in the low bits of a byte, the others in a nibble and the two high bits of those bytes.
 AUTOPLACE_INLINE void k_scales(const uint8_t* b, __m256* s, __m256* m) {
-  const uint32_t p0 = load_u32(b + 4), p1 = load_u32(b + 8), p2 = load_u32(b + 12);
-  const uint32_t scale_low = p0 & 0x3f3f3f3fu;
-  const uint32_t scale_high = (p2 & 0x0f0f0f0fu) | ((p0 >> 2) & 0x30303030u);
-  const uint32_t min_low = p1 & 0x3f3f3f3fu;
-  const uint32_t min_high = ((p2 >> 4) & 0x0f0f0f0fu) | ((p1 >> 2) & 0x30303030u);
-  const auto pair = [](uint32_t low, uint32_t high) {
-    return _mm_cvtsi64_si128(static_cast<int64_t>(low | (uint64_t{high} << 32)));
-  };
-  s[0] = _mm256_mul_ps(_mm256_set1_ps(load_f16(b)), bytes_to_floats(pair(scale_low, scale_high)));
-  m[0] = _mm256_mul_ps(_mm256_set1_ps(load_f16(b + 2)), bytes_to_floats(pair(min_low, min_high)));
+  const __m128i head = load128(b);
+  const __m128i low_of = _mm_setr_epi8(4, 5, 6, 7, 12, 13, 14, 15, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m128i high_of = _mm_setr_epi8(-1, -1, -1, -1, 4, 5, 6, 7, -1, -1, -1, -1, 8, 9, 10, 11);
+  const __m128i low = _mm_srlv_epi32(_mm_shuffle_epi8(head, low_of), _mm_setr_epi32(0, 0, 0, 4));
+  const __m128i high = _mm_srli_epi16(_mm_shuffle_epi8(head, high_of), 2);
+  const __m128i kept = _mm_and_si128(low, _mm_setr_epi32(0x3f3f3f3f, 0x0f0f0f0f, 0x3f3f3f3f, 0x0f0f0f0f));
+  const __m128i packed = _mm_or_si128(kept, _mm_and_si128(high, _mm_set1_epi8(0x30)));
+  const __m128 d = _mm_cvtph_ps(head);  // d and dmin
+  s[0] = _mm256_mul_ps(_mm256_broadcastss_ps(d), bytes_to_floats(packed));
+  m[0] = _mm256_mul_ps(_mm256_broadcastss_ps(_mm_movehdup_ps(d)), bytes_to_floats(_mm_srli_si128(packed, 8)));
 }
 
 template <>

@@ -32,6 +32,38 @@ AUTOPLACE_INLINE Ints flip_sign_bit(Ints v) { return _mm512_xor_si512(v, _mm512_
 AUTOPLACE_INLINE Floats load_bfloats(const uint8_t* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16));
 }
+AUTOPLACE_INLINE Floats load_halves(const uint8_t* p) { return _mm512_cvtph_ps(load256(p)); }
+AUTOPLACE_INLINE Ints load_words_as_ints(const uint8_t* p) { return _mm512_cvtepu16_epi32(load256(p)); }
+AUTOPLACE_INLINE Ints load_bytes_as_ints(const uint8_t* p) { return _mm512_cvtepu8_epi32(load128(p)); }
+AUTOPLACE_INLINE Ints all_ints(int v) { return _mm512_set1_epi32(v); }
+AUTOPLACE_INLINE Ints all_bytes(char v) { return _mm512_set1_epi8(v); }
+AUTOPLACE_INLINE Ints and_ints(Ints a, Ints b) { return _mm512_and_si512(a, b); }
+AUTOPLACE_INLINE Ints or_ints(Ints a, Ints b) { return _mm512_or_si512(a, b); }
+AUTOPLACE_INLINE Ints xor_ints(Ints a, Ints b) { return _mm512_xor_si512(a, b); }
+AUTOPLACE_INLINE Ints sub_ints(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
+AUTOPLACE_INLINE Floats as_floats(Ints v) { return _mm512_castsi512_ps(v); }
+template <int N>
+AUTOPLACE_INLINE Ints shift_left(Ints v) {
+  return _mm512_slli_epi32(v, N);
+}
+template <int N>
+AUTOPLACE_INLINE Ints shift_right(Ints v) {
+  return _mm512_srli_epi32(v, N);
+}
+template <int N>
+AUTOPLACE_INLINE Ints shift_right_signed(Ints v) {
+  return _mm512_srai_epi32(v, N);
+}
+AUTOPLACE_INLINE Ints shift_left_by(Ints v, Ints counts) { return _mm512_sllv_epi32(v, counts); }
+AUTOPLACE_INLINE Ints shift_right_by_count(Ints v, int64_t count) {
+  return _mm512_srl_epi32(v, _mm_cvtsi64_si128(count));
+}
+AUTOPLACE_INLINE Ints shuffle_bytes(__m128i table, Ints index) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), index);
+}
+AUTOPLACE_INLINE Ints select_greater(Ints a, Ints b, Ints yes, Ints no) {
+  return _mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(a, b), no, yes);
+}
 AUTOPLACE_INLINE Ints four_bytes(const int8_t* p) {
   int value;
   std::memcpy(&value, p, 4);
@@ -62,6 +94,38 @@ AUTOPLACE_INLINE Ints high4(Ints v) { return low4(_mm256_srli_epi16(v, 4)); }
 AUTOPLACE_INLINE Floats load_bfloats(const uint8_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16));
 }
+AUTOPLACE_INLINE Floats load_halves(const uint8_t* p) { return _mm256_cvtph_ps(load128(p)); }
+AUTOPLACE_INLINE Ints load_words_as_ints(const uint8_t* p) { return _mm256_cvtepu16_epi32(load128(p)); }
+AUTOPLACE_INLINE Ints load_bytes_as_ints(const uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
+AUTOPLACE_INLINE Ints all_ints(int v) { return _mm256_set1_epi32(v); }
+AUTOPLACE_INLINE Ints all_bytes(char v) { return _mm256_set1_epi8(v); }
+AUTOPLACE_INLINE Ints and_ints(Ints a, Ints b) { return _mm256_and_si256(a, b); }
+AUTOPLACE_INLINE Ints or_ints(Ints a, Ints b) { return _mm256_or_si256(a, b); }
+AUTOPLACE_INLINE Ints xor_ints(Ints a, Ints b) { return _mm256_xor_si256(a, b); }
+AUTOPLACE_INLINE Ints sub_ints(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
+AUTOPLACE_INLINE Floats as_floats(Ints v) { return _mm256_castsi256_ps(v); }
+template <int N>
+AUTOPLACE_INLINE Ints shift_left(Ints v) {
+  return _mm256_slli_epi32(v, N);
+}
+template <int N>
+AUTOPLACE_INLINE Ints shift_right(Ints v) {
+  return _mm256_srli_epi32(v, N);
+}
+template <int N>
+AUTOPLACE_INLINE Ints shift_right_signed(Ints v) {
+  return _mm256_srai_epi32(v, N);
+}
+AUTOPLACE_INLINE Ints shift_left_by(Ints v, Ints counts) { return _mm256_sllv_epi32(v, counts); }
+AUTOPLACE_INLINE Ints shift_right_by_count(Ints v, int64_t count) {
+  return _mm256_srl_epi32(v, _mm_cvtsi64_si128(count));
+}
+AUTOPLACE_INLINE Ints shuffle_bytes(__m128i table, Ints index) {
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), index);
+}
+AUTOPLACE_INLINE Ints select_greater(Ints a, Ints b, Ints yes, Ints no) {
+  return _mm256_blendv_epi8(no, yes, _mm256_cmpgt_epi32(a, b));
+}
 AUTOPLACE_INLINE Ints four_bytes(const int8_t* p) {
   int value;
   std::memcpy(&value, p, 4);
@@ -69,6 +133,15 @@ AUTOPLACE_INLINE Ints four_bytes(const int8_t* p) {
 }
 
 #endif
+
+// Asks for the next bytes of a stream, as many as were just used.
+template <int64_t kBytes>
+AUTOPLACE_INLINE void prefetch_ahead(const uint8_t* p) {
+  constexpr int64_t kAhead = 4096;
+  for (int64_t line = 0; line < kBytes; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(p) + kAhead + line, _MM_HINT_T0);
+  }
+}
 
 // sums[t] += Σ over 4·kSteps weights of codes · x[t], for codes line(0) … line(kSteps - 1), each 4
 // weights of every row. Without VNNI, products are summed in 16 bits as long as they cannot overflow.

@@ -58,6 +58,10 @@ inline BlockSize block_size(int format) {
   }
 }
 
+// Rows interleaved by 16 (cpu/interleave.hpp): the GGML number and kApInterleaved.
+inline bool is_interleaved(int format) { return format >= kApInterleaved; }
+inline int base_format(int format) { return is_interleaved(format) ? format - kApInterleaved : format; }
+
 inline bool is_float(int format) { return format == kF32 || format == kF16 || format == kBF16; }
 inline bool is_marlin(int format) { return format == kMarlin4 || format == kMarlin8; }
 

@@ -14,6 +14,8 @@ extern "C" {
 
 // Weight formats are GGML type codes, and these two of our own (see cpu/marlin_format.hpp).
 enum { kApMarlin4 = 1004, kApMarlin8 = 1008 };
+// Added to a GGML type: its rows are interleaved by `ap_interleave`.
+enum { kApInterleaved = 2000 };
 // Element types of activations.
 enum { kApF32 = 0, kApBF16 = 30 };
 // What a call returns.
@@ -30,6 +32,13 @@ int ap_num_threads(void);
 
 // Bytes of an [N, K] matrix in a format; -1 where the format cannot hold that shape.
 int64_t ap_matrix_bytes(int format, int64_t n, int64_t k);
+
+// Whether interleaving [N, K] pays: the format has blocks, N is a multiple of 16, and the path in use
+// multiplies interleaved rows faster.
+int ap_interleave_pays(int format, int64_t n, int64_t k);
+// Rearranges [N, K]; `dst` has the same size. `ap_deinterleave` undoes it.
+int ap_interleave(const void* src, int format, int64_t n, int64_t k, void* dst);
+int ap_deinterleave(const void* src, int format, int64_t n, int64_t k, void* dst);
 
 int ap_dequantize(const void* src, int format, int64_t num_elements, void* dst, int dst_dtype);
 
