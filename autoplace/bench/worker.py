@@ -184,9 +184,7 @@ def _role_seconds(loadable: Loadable, model: HybridModel) -> dict[str, float]:
     request = loadable.request
     vocab, seed = loadable.spec.geometry.vocab, request.measure.seed
     prompt, output = workload_tokens(request.workload, vocab, seed)
-    return seconds_by_role(
-        model, prompt, output, synchronise=lambda: synchronise(request.machine)
-    )
+    return seconds_by_role(model, prompt, output, synchronise=lambda: synchronise(request.machine))
 
 
 def _quality(loadable: Loadable, model: HybridModel) -> Quality:
