@@ -35,7 +35,8 @@ class Operator(ABC):
     compute_capability: tuple[int, int] | None = None
     """The least that a GPU must have."""
     keeps_blocks: bool = False
-    """Reads the memory-mapped file: nothing is allocated, and nothing is dequantised at load."""
+    """Keeps the file's blocks, mapped or copied with their rows interleaved: the same bytes, and
+    nothing is dequantised at load."""
 
     @abstractmethod
     def matrix_bytes(self, info: TensorInfo, *, dtype_bytes: int, num_bits: int) -> int:

@@ -1,4 +1,4 @@
-"""KExpertsCPU: the routed experts of a layer, straight from the GGUF's memory-mapped blocks."""
+"""KExpertsCPU: the routed experts of a layer in their GGUF blocks, never expanded."""
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from autoplace.operators.host_kernels import experts_from_blocks
 
 
 class KExpertsCPU(ExpertsOperator):
-    """Gate, up and down of every expert in any GGML type; nothing is copied."""
+    """Gate, up and down of every expert in any GGML type: see `HostBlocks`."""
 
     def __init__(self, context: OperatorContext, sources: tuple[TensorSource, ...]) -> None:
         super().__init__()

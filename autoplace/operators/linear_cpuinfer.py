@@ -1,4 +1,4 @@
-"""KLinearCPUInfer: a linear on the CPU, straight from the GGUF's memory-mapped blocks."""
+"""KLinearCPUInfer: a linear on the CPU in its GGUF blocks, never expanded."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from autoplace.operators.host_kernels import linear_from_blocks
 
 
 class KLinearCPUInfer(LinearOperator):
-    """y = x · Wᵀ + b with W [out, in] in any GGML type; nothing of W is copied."""
+    """y = x · Wᵀ + b with W [out, in] in any GGML type: see `HostBlocks`."""
 
     def __init__(self, context: OperatorContext, sources: tuple[TensorSource, ...]) -> None:
         super().__init__()
