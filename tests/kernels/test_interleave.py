@@ -103,8 +103,18 @@ def test_interleaved_experts_give_what_plain_ones_give(
             for stack, t in zip(data, types, strict=True)
         )
         on_path.experts(
-            *(x.ctypes.data, GGMLType.F32, num_tokens, hidden, ids.ctypes.data),
-            *(router.ctypes.data, per_token, num_experts, width, gate, up, down),
+            x.ctypes.data,
+            GGMLType.F32,
+            num_tokens,
+            hidden,
+            ids.ctypes.data,
+            router.ctypes.data,
+            per_token,
+            num_experts,
+            width,
+            gate,
+            up,
+            down,
             out.ctypes.data,
         )
         return out

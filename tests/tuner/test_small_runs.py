@@ -49,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def problem_on(machine: Machine, model: Path) -> Problem:
     spec = spec_from_gguf(GGUFFile.open(model), name="small")
     space = SearchSpace(spec, machine, WORKLOAD, "builtin")
-    return Problem(space, str(model), "bfloat16", Basis.EMULATED, LENIENT)
+    return Problem(space, str(model), "bfloat16", Basis.EMULATED, measure=LENIENT)
 
 
 def one_byte_too_small(model: Path, device: str) -> tuple[Problem, UserRules]:
