@@ -1,8 +1,9 @@
 """llama.cpp's graph of one micro-batch, as far as it takes memory: sizes, order, devices.
 
 Source: llama.cpp b9993, src/llama-graph.cpp (`build_attn`, `build_moe_ffn`) and src/models/*.cpp,
-checked node by node against `GGML_SCHED_DEBUG=2` of deepseek2 with and without a whole kv_b, llama,
-qwen3moe, qwen2moe, gpt-oss, glm4moe and minimax-m2. The worst case that it reserves for: a full
+checked node by node against `GGML_SCHED_DEBUG=2` of deepseek2 with a whole kv_b, llama, qwen3moe,
+qwen2moe, gpt-oss, glm4moe and minimax-m2; the graph of split kv_b (absorbed MLA) was only read. The
+worst case that it reserves for: a full
 micro-batch, a full cache, logits of every token.
 """
 
