@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from autoplace.kernels.triton import dequantize, products
+from autoplace.kernels.triton import dequantize, pack, pack_kernels, products
 from autoplace.kernels.triton import dequantize_kernels as from_blocks
 from autoplace.kernels.triton import product_kernels as kernels
 
@@ -29,11 +29,26 @@ POINTERS = {
 }
 
 
-def compiled(fn: Any, target: GPUTarget, constants: dict[str, Any], **options: Any) -> Any:
+def compiled(
+    fn: Any, target: GPUTarget, constants: dict[str, Any], *, source: str = "", **options: Any
+) -> Any:
     """Bits in the constants say what `data`, `gate` and `up` point to."""
+    if source:  # packing
+        types = {"source": source, "levels": "*fp32", "words": "*i32", "scales": "*i16"}
+        return _compiled(fn, target, constants, types, options)
     bits = max((v for k, v in constants.items() if k.endswith("BITS")), default=0)
     words = "*i32" if bits else "*bf16"
     types = {**POINTERS, **dict.fromkeys(("data", "gate", "up"), words)}
+    return _compiled(fn, target, constants, types, options)
+
+
+def _compiled(
+    fn: Any,
+    target: GPUTarget,
+    constants: dict[str, Any],
+    types: dict[str, str],
+    options: dict[str, Any],
+) -> Any:
     names = fn.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     values = {(names.index(name),): value for name, value in constants.items()}
@@ -44,7 +59,7 @@ def compiled(fn: Any, target: GPUTarget, constants: dict[str, Any], **options: A
 
 def compile_products(target: GPUTarget, bits: int) -> None:
     row = products._row_block(bits)
-    fused = {"enable_fp_fusion": True}
+    fused: dict[str, Any] = {"enable_fp_fusion": True}
     pair = {"GATE_BITS": bits, "UP_BITS": bits}
     for routed in (False, True):
         constants = {"ROUTED": routed, "SPLIT": 4, "BITS": bits, "BLOCK_K": row}
@@ -53,7 +68,7 @@ def compile_products(target: GPUTarget, bits: int) -> None:
     for num_rows, two in ((16, False), (32, True), (64, True), (512, False)):
         tiling = products._tiling(num_rows, torch.bfloat16, two_matrices=two)
         tile = {"BLOCK_M": tiling.rows, "BLOCK_N": tiling.columns, "DOT": tl.bfloat16}
-        options = {"num_warps": tiling.num_warps, **fused}
+        options: dict[str, Any] = {"num_warps": tiling.num_warps, **fused}
         compiled(kernels.tiles_kernel, target, {"SPLIT": 2, "BITS": bits, **tile}, **options)
         if num_rows < 512:
             compiled(kernels.grouped_swiglu_kernel, target, {**pair, **tile}, **options)
@@ -75,6 +90,22 @@ def compile_dequantisation(target: GPUTarget) -> None:
         assert not re.search(r"\bfma\.", kernel.asm["ptx"]), f"type {ggml_type} fuses"
 
 
+def compile_packing(target: GPUTarget) -> None:
+    """And look for multiply-adds, approximate division and flushed denormals."""
+    for ggml_type in sorted(pack.PACKS):
+        block_size, type_size = dequantize.BLOCKS.get(ggml_type, (1, 1))
+        for bits in (4, 8):
+            constants = {"TYPE": ggml_type, "BLOCK_SIZE": block_size, "TYPE_SIZE": type_size}
+            kernel = compiled(
+                *(pack_kernels.pack_kernel, target, {**constants, "BITS": bits}),
+                source={0: "*fp32", 1: "*fp16", 30: "*i16"}.get(ggml_type, "*u8"),
+                num_warps=4,
+                enable_fp_fusion=False,
+            )
+            found = re.findall(r"\bfma\.|div\.full|div\.approx|\.ftz", kernel.asm["ptx"])
+            assert not found, f"type {ggml_type}: {set(found)}"
+
+
 def main(capabilities: list[str]) -> None:
     for capability in capabilities:
         target = GPUTarget("cuda", int(capability), 32)
@@ -83,6 +114,7 @@ def main(capabilities: list[str]) -> None:
         weighted = {"SPLIT": 4, "EACH": 6, "WEIGHTED": True, "BLOCK_N": products._COMBINE_N}
         compiled(kernels.combine_kernel, target, weighted, num_warps=4, enable_fp_fusion=True)
         compile_dequantisation(target)
+        compile_packing(target)
         print(f"compiled for sm_{capability}")
 
 

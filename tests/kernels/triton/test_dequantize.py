@@ -45,6 +45,20 @@ def test_blocks_of_any_bits_dequantise_as_numpys(ggml_type: GGMLType, device: to
     np.testing.assert_array_equal(out.cpu().numpy(), expected)
 
 
+@pytest.mark.parametrize("byte", [0x00, 0x01, 0x7B, 0x80, 0xFF])
+@pytest.mark.parametrize("ggml_type", TYPES, ids=lambda t: t.name)
+def test_blocks_of_one_byte_dequantise_as_numpys(
+    ggml_type: GGMLType, byte: int, device: torch.device
+) -> None:
+    """Scales that are zero, denormal, 61,000, minus denormal and NaN; codes at both ends."""
+    data = np.full(3 * BLOCKS[ggml_type][1], byte, np.uint8)
+    with np.errstate(all="ignore"):
+        expected = reference(data, ggml_type)
+        out = torch.empty(expected.size, device=device)
+        dequantize(torch.from_numpy(data).to(device), ggml_type, out)
+    np.testing.assert_array_equal(out.cpu().numpy(), expected)
+
+
 def test_bfloat16_is_within_its_last_bit_of_the_float(device: torch.device) -> None:
     data = random_blocks(GGMLType.Q4_K, 3, std=1.0, rng=np.random.default_rng(0))
     out = torch.empty(3, 256, dtype=torch.bfloat16, device=device)
