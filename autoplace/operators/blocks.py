@@ -14,7 +14,6 @@ from autoplace.models.source import TensorSource, dequantize_into
 from autoplace.native import Weights
 from autoplace.operators.base import OperatorContext, Part, stacked_shape
 from autoplace.weights.ggml import GGMLType
-from autoplace.weights.pages import release
 
 _ROWS = 16
 """Of an interleaved strip."""
@@ -103,7 +102,7 @@ def interleaved_rows(source: TensorSource) -> Tensor:
     copy = host_bytes(blocks.nbytes)
     weights = Weights(copy.data_ptr(), source.info.ggml_type, interleaved=True)
     native.interleave(blocks.data_ptr(), weights, source.num_rows, source.width)
-    release(blocks.numpy())
+    source.gguf.release(source.info.name)
     return copy
 
 

@@ -78,6 +78,20 @@ class GGUFFile:
         n_bytes, offset = self.tensors[name].n_bytes, shard.header.offsets[name]
         return np.frombuffer(shard.buffer, np.uint8, n_bytes, offset)
 
+    def release(self, name: str) -> None:
+        """Give back a tensor's whole pages to the system; they stay in the page cache.
+
+        A later read maps them again. Does nothing where the system cannot.
+        """
+        if not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        shard, page = self._shard_of[name], mmap.PAGESIZE
+        offset = shard.header.offsets[name]
+        first = -(-offset // page) * page
+        last = (offset + self.tensors[name].n_bytes) // page * page
+        if last > first:
+            shard.buffer.madvise(mmap.MADV_DONTNEED, first, last - first)
+
     @cached_property
     def _shard_of(self) -> Mapping[str, _Shard]:
         return {name: shard for shard in self.shards for name in shard.header.tensors}

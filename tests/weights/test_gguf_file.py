@@ -138,6 +138,30 @@ def test_data_is_a_read_only_view_of_the_map(path: Path) -> None:
 # Faults.
 
 
+def mapped_bytes_in_memory(path: Path) -> int:
+    """`Rss` of this process's maps of a file, from smaps of proc(5)."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="no smaps of proc(5)")
+def test_a_tensor_that_is_released_gives_its_pages_back_and_can_be_read_again(path: Path) -> None:
+    info = TensorInfo("weight", (4 << 20,), GGMLType.F32)
+    write_gguf(path, metadata=METADATA, tensors=[info], seed=0)
+    ours = GGUFFile.open(path)
+    before = ours.data("weight").copy()
+    touched = mapped_bytes_in_memory(path)
+    assert touched > info.n_bytes // 2
+    ours.release("weight")
+    assert mapped_bytes_in_memory(path) < touched - info.n_bytes // 2
+    assert np.array_equal(ours.data("weight"), before)
+
+
 def test_a_missing_file_is_named(path: Path) -> None:
     assert error_of(path) == f"{path} does not exist: expected a GGUF file"
 
