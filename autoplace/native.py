@@ -271,7 +271,7 @@ class Kernels:
         """out[T, N] = x[T, K] · W[N, K]ᵀ with W as GGUF blocks or plain F32, F16, BF16."""
         weights = Weights(weights_ptr, ggml_type)
         shape = (num_tokens, in_features, out_features)
-        self._linear(x_ptr, x_dtype, weights, shape, out_ptr, out_dtype)
+        self.linear_of(x_ptr, x_dtype, weights, shape, out_ptr, out_dtype)
 
     def marlin_linear(
         self,
@@ -288,17 +288,18 @@ class Kernels:
         """The same with W packed by `marlin_pack`."""
         weights = Weights(packed_ptr, None, num_bits)
         shape = (num_tokens, in_features, out_features)
-        self._linear(x_ptr, x_dtype, weights, shape, out_ptr, out_dtype)
+        self.linear_of(x_ptr, x_dtype, weights, shape, out_ptr, out_dtype)
 
-    def _linear(
+    def linear_of(
         self,
         x_ptr: int,
         x_dtype: int,
         weights: Weights,
         shape: tuple[int, int, int],
         out_ptr: int,
-        out_dtype: int,
+        out_dtype: int = F32,
     ) -> None:
+        """out[T, N] = x[T, K] · W[N, K]ᵀ with W in any form; `shape` is (T, K, N)."""
         t, k, n = shape
         code = self._lib.ap_linear(
             x_ptr, x_dtype, t, k, weights.ptr, weights.format, n, out_ptr, out_dtype
@@ -368,18 +369,6 @@ class Kernels:
             weights.ptr, weights.ggml_type, out_features, in_features, dst_ptr
         )
         _check(code, f"restoring {weights.name} [{out_features}, {in_features}] (rows by 16)")
-
-    def linear_of(
-        self,
-        x_ptr: int,
-        x_dtype: int,
-        weights: Weights,
-        shape: tuple[int, int, int],
-        out_ptr: int,
-        out_dtype: int = F32,
-    ) -> None:
-        """out[T, N] = x[T, K] · W[N, K]ᵀ with W in any form; `shape` is (T, K, N)."""
-        self._linear(x_ptr, x_dtype, weights, shape, out_ptr, out_dtype)
 
     def marlin_pack(
         self,

@@ -26,7 +26,8 @@ int64_t rows_at_a_time(int64_t total_rows, int64_t num_tokens, int64_t least) {
 
 // Asks for the first bytes of rows that come next, while others are being multiplied.
 void prefetch_rows(const Matrix& w, int64_t first) {
-  const uint8_t* rows = is_marlin(w.format) ? w.data : w.row(first);
+  const uint8_t* rows = w.row(first);
+  if (is_marlin(w.format)) rows = w.data + first / kTileRows * marlin_shape(w.format, w.n, w.k).tile_bytes();
   for (int64_t i = 0; i < kHead; i += 64) __builtin_prefetch(rows + i, 0, 2);
 }
 
@@ -96,11 +97,12 @@ class ExpertsCall {
   void compute_hidden(float* h, bool quantize) {
     const int64_t width = gate_.first.n;
     const int64_t num_groups = static_cast<int64_t>(plan_.groups.size());
-    hidden_rows_at_a_time_ = rows_at_a_time(num_groups * width, x_.count(), kGroup);
-    const int64_t chunks = (width + hidden_rows_at_a_time_ - 1) / hidden_rows_at_a_time_;
+    const int64_t step = rows_at_a_time(num_groups * width, x_.count(), kGroup);
+    const int64_t chunks = (width + step - 1) / step;
     parallel_for(num_groups * chunks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t item = begin; item < end; ++item) {
-        hidden_chunk(plan_.groups[static_cast<size_t>(item / chunks)], item % chunks * hidden_rows_at_a_time_, h, quantize);
+        const int64_t first = item % chunks * step;
+        hidden_chunk(plan_.groups[static_cast<size_t>(item / chunks)], first, std::min(step, width - first), h, quantize);
       }
     });
   }
@@ -119,9 +121,8 @@ class ExpertsCall {
   }
 
  private:
-  void hidden_chunk(const Group& group, int64_t first, float* h, bool quantize) {
-    const int64_t width = gate_.first.n, stride = hidden_rows_at_a_time_;
-    const int64_t rows = std::min(stride, width - first);
+  void hidden_chunk(const Group& group, int64_t first, int64_t rows, float* h, bool quantize) {
+    const int64_t width = gate_.first.n, stride = round_up(rows, kTileRows);
     const int64_t t = group.end - group.begin;
     float* gate = tile_scratch().other.get<float>(2 * t * stride);
     float* up = gate + t * stride;
@@ -153,7 +154,6 @@ class ExpertsCall {
   Activations& hidden_;
   const Plan& plan_;
   const ExpertStack &gate_, &up_, &down_;
-  int64_t hidden_rows_at_a_time_ = 0;
   std::vector<const Activation*> inputs_, hidden_rows_;
 };
 

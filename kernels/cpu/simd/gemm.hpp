@@ -80,6 +80,22 @@ AUTOPLACE_INLINE void in_token_batches(int64_t t, Multiply&& multiply) {
   if (done < t) multiply(Index<1>{}, done);
 }
 
+// Rows that lie in strips of 16, times few tokens: strip(row, x, sums) fills sums[t * 16 + r] from `row` on.
+template <class Strip>
+AUTOPLACE_INLINE void gemv_by_strips(int64_t num_rows, const Activation* x, int64_t t, float* out, int64_t stride,
+                                     Strip&& strip) {
+  const Activation* tokens[kMaxGemvTokens];
+  for (int64_t i = 0; i < t; ++i) tokens[i] = x + i;
+  alignas(64) float sums[kMaxGemvTokens * kTileRows];
+  for (int64_t done = 0; done < num_rows; done += kTileRows) {
+    strip(done, tokens, sums);
+    const int64_t count = num_rows - done < kTileRows ? num_rows - done : kTileRows;
+    for (int64_t i = 0; i < t; ++i) {
+      std::memcpy(out + i * stride + done, sums + i * kTileRows, static_cast<size_t>(count) * 4);
+    }
+  }
+}
+
 template <class D>
 inline void gemm_blocks(const Matrix& w, int64_t first, int64_t num_rows, const Activation* const* x, int64_t t,
                         float* out, void* scratch) {

@@ -79,6 +79,16 @@ struct Interleaved32 {
   }
 };
 
+// Those whose second half is added to every weight.
+template <int Format>
+struct WithMin32 : Interleaved32<Format> {
+  static constexpr bool kHasMin = true;
+  static AUTOPLACE_INLINE void read_scales(const Unit<Format>& unit, Floats* scale, Floats* min) {
+    scale[0] = unit.halves(0);
+    min[0] = sub_mul(zero_floats(), unit.halves(1), all(1.0f));
+  }
+};
+
 template <>
 struct Interleaved<kQ4_0> : Interleaved32<kQ4_0> {
   static constexpr int kOffset = 8;
@@ -89,12 +99,7 @@ struct Interleaved<kQ4_0> : Interleaved32<kQ4_0> {
 };
 
 template <>
-struct Interleaved<kQ4_1> : Interleaved32<kQ4_1> {
-  static constexpr bool kHasMin = true;
-  static AUTOPLACE_INLINE void read_scales(const Unit<kQ4_1>& unit, Floats* scale, Floats* min) {
-    scale[0] = unit.halves(0);
-    min[0] = sub_mul(zero_floats(), unit.halves(1), all(1.0f));
-  }
+struct Interleaved<kQ4_1> : WithMin32<kQ4_1> {
   template <int, int Step>
   static AUTOPLACE_INLINE Ints line(const Unit<kQ4_1>& unit, int64_t) {
     return nibbles<0, Step>(unit);
@@ -117,13 +122,8 @@ struct Interleaved<kQ5_0> : Interleaved32<kQ5_0> {
 };
 
 template <>
-struct Interleaved<kQ5_1> : Interleaved32<kQ5_1> {
-  static constexpr bool kHasMin = true;
+struct Interleaved<kQ5_1> : WithMin32<kQ5_1> {
   static constexpr int kMaxCode = 31;
-  static AUTOPLACE_INLINE void read_scales(const Unit<kQ5_1>& unit, Floats* scale, Floats* min) {
-    scale[0] = unit.halves(0);
-    min[0] = sub_mul(zero_floats(), unit.halves(1), all(1.0f));
-  }
   template <int, int Step>
   static AUTOPLACE_INLINE Ints line(const Unit<kQ5_1>& unit, int64_t) {
     return or_ints(nibbles<1, Step>(unit), fifth_bits_of<Step>(unit));
@@ -140,7 +140,7 @@ struct Interleaved<kQ8_0> : Interleaved32<kQ8_0> {
   template <int, int Step>
   static AUTOPLACE_INLINE Ints line(const Unit<kQ8_0>& unit, int64_t) {
     const Ints codes = unit.words(Step);
-    return AUTOPLACE_VNNI ? codes : xor_ints(codes, all_bytes(-128));
+    return AUTOPLACE_VNNI ? codes : flip_sign_bit(codes);
   }
 };
 
@@ -178,31 +178,32 @@ struct Interleaved<kMXFP4> : Codebook<kMXFP4> {
   }
 };
 
-// The scales and mins of Q4_K and Q5_K, in the first three words; see k_scales.
-template <class U>
-AUTOPLACE_INLINE void read_k_scales(const U& unit, Floats* scale, Floats* min) {
-  const Ints p0 = unit.words(0), p1 = unit.words(1), p2 = unit.words(2);
-  const Ints six = all_bytes(0x3f), four = all_bytes(0x0f), two = all_bytes(0x30);
-  const Ints scales[2] = {and_ints(p0, six), or_ints(and_ints(p2, four), and_ints(shift_right<2>(p0), two))};
-  const Ints mins[2] = {and_ints(p1, six),
-                        or_ints(and_ints(shift_right<4>(p2), four), and_ints(shift_right<2>(p1), two))};
-  const Floats d = unit.halves(0), dmin = unit.halves(1);
-  unroll<4>([&](auto i) AUTOPLACE_LAMBDA_INLINE {
-    for (int high = 0; high < 2; ++high) {
-      scale[4 * high + i.value] = mul(d, to_floats(byte_of<i.value>(scales[high])));
-      min[4 * high + i.value] = mul(dmin, to_floats(byte_of<i.value>(mins[high])));
-    }
-  });
-}
-
-template <>
-struct Interleaved<kQ4_K> {
-  static constexpr int kBlock = 256, kScaleGroup = 32, kParts = 4, kGroups = 2, kOffset = 0, kMaxCode = 15;
+// Q4_K and Q5_K: pairs of groups, one in the low nibbles and one in the high ones of the same bytes. Scales and
+// mins lie in the first three words, as in k_scales.
+template <int Format>
+struct PairsOfGroups {
+  static constexpr int kBlock = 256, kScaleGroup = 32, kParts = 4, kGroups = 2, kOffset = 0;
   static constexpr bool kSigned = false, kHasMin = true;
   static AUTOPLACE_INLINE int64_t group(int64_t part, int h) { return 2 * part + h; }
-  static AUTOPLACE_INLINE void read_scales(const Unit<kQ4_K>& unit, Floats* scale, Floats* min) {
-    read_k_scales(unit, scale, min);
+  static AUTOPLACE_INLINE void read_scales(const Unit<Format>& unit, Floats* scale, Floats* min) {
+    const Ints p0 = unit.words(0), p1 = unit.words(1), p2 = unit.words(2);
+    const Ints six = all_bytes(0x3f), four = all_bytes(0x0f), two = all_bytes(0x30);
+    const Ints scales[2] = {and_ints(p0, six), or_ints(and_ints(p2, four), and_ints(shift_right<2>(p0), two))};
+    const Ints mins[2] = {and_ints(p1, six),
+                          or_ints(and_ints(shift_right<4>(p2), four), and_ints(shift_right<2>(p1), two))};
+    const Floats d = unit.halves(0), dmin = unit.halves(1);
+    unroll<4>([&](auto i) AUTOPLACE_LAMBDA_INLINE {
+      for (int high = 0; high < 2; ++high) {
+        scale[4 * high + i.value] = mul(d, to_floats(byte_of<i.value>(scales[high])));
+        min[4 * high + i.value] = mul(dmin, to_floats(byte_of<i.value>(mins[high])));
+      }
+    });
   }
+};
+
+template <>
+struct Interleaved<kQ4_K> : PairsOfGroups<kQ4_K> {
+  static constexpr int kMaxCode = 15;
   template <int H, int Step>
   static AUTOPLACE_INLINE Ints line(const Unit<kQ4_K>& unit, int64_t part) {
     const Ints v = unit.words(3 + 8 * part + Step);
@@ -211,13 +212,8 @@ struct Interleaved<kQ4_K> {
 };
 
 template <>
-struct Interleaved<kQ5_K> {
-  static constexpr int kBlock = 256, kScaleGroup = 32, kParts = 4, kGroups = 2, kOffset = 0, kMaxCode = 31;
-  static constexpr bool kSigned = false, kHasMin = true;
-  static AUTOPLACE_INLINE int64_t group(int64_t part, int h) { return 2 * part + h; }
-  static AUTOPLACE_INLINE void read_scales(const Unit<kQ5_K>& unit, Floats* scale, Floats* min) {
-    read_k_scales(unit, scale, min);
-  }
+struct Interleaved<kQ5_K> : PairsOfGroups<kQ5_K> {
+  static constexpr int kMaxCode = 31;
   template <int H, int Step>
   static AUTOPLACE_INLINE Ints line(const Unit<kQ5_K>& unit, int64_t part) {
     const Ints v = unit.words(11 + 8 * part + Step);
@@ -405,16 +401,9 @@ inline void interleaved_gemm(const Matrix& w, int64_t first, const Activation* c
 template <int Format>
 inline void interleaved_gemv(const Matrix& w, int64_t first, int64_t num_rows, const Activation* x, int64_t t,
                              float* out, int64_t stride) {
-  const Activation* tokens[kMaxGemvTokens];
-  for (int64_t i = 0; i < t; ++i) tokens[i] = x + i;
-  alignas(64) float sums[kMaxGemvTokens * kTileRows];
-  for (int64_t done = 0; done < num_rows; done += kTileRows) {
+  gemv_by_strips(num_rows, x, t, out, stride, [&](int64_t done, const Activation* const* tokens, float* sums) {
     interleaved_gemm<Format>(w, first + done, tokens, t, sums);
-    const int64_t count = num_rows - done < kTileRows ? num_rows - done : kTileRows;
-    for (int64_t i = 0; i < t; ++i) {
-      std::memcpy(out + i * stride + done, sums + i * kTileRows, static_cast<size_t>(count) * 4);
-    }
-  }
+  });
 }
 
 }  // namespace

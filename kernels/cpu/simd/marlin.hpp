@@ -80,16 +80,9 @@ inline void marlin_tile(const Matrix& w, int64_t first, const Activation* const*
 template <int Bits>
 inline void marlin_gemv(const Matrix& w, int64_t first, int64_t num_rows, const Activation* x, int64_t t, float* out,
                         int64_t stride) {
-  const Activation* tokens[kMaxGemvTokens];
-  for (int64_t i = 0; i < t; ++i) tokens[i] = x + i;
-  alignas(64) float sums[kMaxGemvTokens * kTileRows];
-  for (int64_t done = 0; done < num_rows; done += kTileRows) {
+  gemv_by_strips(num_rows, x, t, out, stride, [&](int64_t done, const Activation* const* tokens, float* sums) {
     marlin_tile<Bits>(w, first + done, tokens, t, sums);
-    const int64_t count = num_rows - done < kTileRows ? num_rows - done : kTileRows;
-    for (int64_t i = 0; i < t; ++i) {
-      std::memcpy(out + i * stride + done, sums + i * kTileRows, static_cast<size_t>(count) * 4);
-    }
-  }
+  });
 }
 
 }  // namespace

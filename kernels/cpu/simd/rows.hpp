@@ -26,12 +26,6 @@ AUTOPLACE_INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 AUTOPLACE_INLINE Floats mul_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 AUTOPLACE_INLINE Floats sub_mul(Floats c, Floats a, Floats b) { return _mm512_fnmadd_ps(a, b, c); }
 AUTOPLACE_INLINE Floats to_floats(Ints v) { return _mm512_cvtepi32_ps(v); }
-AUTOPLACE_INLINE Ints low4(Ints v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
-AUTOPLACE_INLINE Ints high4(Ints v) { return low4(_mm512_srli_epi16(v, 4)); }
-AUTOPLACE_INLINE Ints flip_sign_bit(Ints v) { return _mm512_xor_si512(v, _mm512_set1_epi8(-128)); }
-AUTOPLACE_INLINE Floats load_bfloats(const uint8_t* p) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load256(p)), 16));
-}
 AUTOPLACE_INLINE Floats load_halves(const uint8_t* p) { return _mm512_cvtph_ps(load256(p)); }
 AUTOPLACE_INLINE Ints load_words_as_ints(const uint8_t* p) { return _mm512_cvtepu16_epi32(load256(p)); }
 AUTOPLACE_INLINE Ints load_bytes_as_ints(const uint8_t* p) { return _mm512_cvtepu8_epi32(load128(p)); }
@@ -64,11 +58,6 @@ AUTOPLACE_INLINE Ints shuffle_bytes(__m128i table, Ints index) {
 AUTOPLACE_INLINE Ints select_greater(Ints a, Ints b, Ints yes, Ints no) {
   return _mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(a, b), no, yes);
 }
-AUTOPLACE_INLINE Ints four_bytes(const int8_t* p) {
-  int value;
-  std::memcpy(&value, p, 4);
-  return _mm512_set1_epi32(value);
-}
 
 #else
 
@@ -89,14 +78,11 @@ AUTOPLACE_INLINE Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 AUTOPLACE_INLINE Floats mul_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 AUTOPLACE_INLINE Floats sub_mul(Floats c, Floats a, Floats b) { return _mm256_fnmadd_ps(a, b, c); }
 AUTOPLACE_INLINE Floats to_floats(Ints v) { return _mm256_cvtepi32_ps(v); }
-AUTOPLACE_INLINE Ints low4(Ints v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
-AUTOPLACE_INLINE Ints high4(Ints v) { return low4(_mm256_srli_epi16(v, 4)); }
-AUTOPLACE_INLINE Floats load_bfloats(const uint8_t* p) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16));
-}
 AUTOPLACE_INLINE Floats load_halves(const uint8_t* p) { return _mm256_cvtph_ps(load128(p)); }
 AUTOPLACE_INLINE Ints load_words_as_ints(const uint8_t* p) { return _mm256_cvtepu16_epi32(load128(p)); }
-AUTOPLACE_INLINE Ints load_bytes_as_ints(const uint8_t* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))); }
+AUTOPLACE_INLINE Ints load_bytes_as_ints(const uint8_t* p) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+}
 AUTOPLACE_INLINE Ints all_ints(int v) { return _mm256_set1_epi32(v); }
 AUTOPLACE_INLINE Ints all_bytes(char v) { return _mm256_set1_epi8(v); }
 AUTOPLACE_INLINE Ints and_ints(Ints a, Ints b) { return _mm256_and_si256(a, b); }
@@ -126,13 +112,18 @@ AUTOPLACE_INLINE Ints shuffle_bytes(__m128i table, Ints index) {
 AUTOPLACE_INLINE Ints select_greater(Ints a, Ints b, Ints yes, Ints no) {
   return _mm256_blendv_epi8(no, yes, _mm256_cmpgt_epi32(a, b));
 }
+
+#endif
+
+AUTOPLACE_INLINE Ints low4(Ints v) { return and_ints(v, all_bytes(15)); }
+AUTOPLACE_INLINE Ints high4(Ints v) { return low4(shift_right<4>(v)); }
+AUTOPLACE_INLINE Ints flip_sign_bit(Ints v) { return xor_ints(v, all_bytes(-128)); }
+AUTOPLACE_INLINE Floats load_bfloats(const uint8_t* p) { return as_floats(shift_left<16>(load_words_as_ints(p))); }
 AUTOPLACE_INLINE Ints four_bytes(const int8_t* p) {
   int value;
   std::memcpy(&value, p, 4);
-  return _mm256_set1_epi32(value);
+  return all_ints(value);
 }
-
-#endif
 
 // Asks for the next bytes of a stream, as many as were just used.
 template <int64_t kBytes>
