@@ -7,23 +7,13 @@ import psutil
 import pynvml
 import torch
 
-from autoplace.hardware.activity import gpu_busy_reason, own_process_ids
 from autoplace.hardware.ledger import Ledger
 from autoplace.hardware.machine import Device, Machine
-from autoplace.hardware.nvml import visible_gpus
 from autoplace.units import MIB, format_bytes
 
 LEFT_OVER_BYTES = 64 * MIB
 """What a CUDA context may grow by without a tensor being left: handles, workspaces of libraries."""
 _baseline_bytes: dict[str, int] = {}
-
-
-def gpus_in_use(machine: Machine) -> str | None:
-    """Which other process computes on a real GPU of the machine; None where none does."""
-    used = {gpu.uuid for gpu in _real_gpus(machine)}
-    if not used:
-        return None
-    return gpu_busy_reason([gpu for gpu in visible_gpus() if gpu.uuid in used], own_process_ids())
 
 
 def synchronise(machine: Machine) -> None:

@@ -17,16 +17,12 @@ _GPU_IN_TEXT = re.compile(r"GPU (\d+)")
 _HOST_ALLOCATOR = re.compile(r"DefaultCPUAllocator: can't allocate memory.*?allocate (\d+) bytes")
 
 
-def basis_of(machine: Machine) -> Basis:
-    return Basis.EMULATED if machine.emulated else Basis.MEASURED
-
-
 def failed(error: BaseException, machine: Machine) -> Outcome:
     """The outcome of a trial that ended with this exception."""
-    basis = basis_of(machine)
+    basis = Basis.of(machine)
     if isinstance(error, DeviceOutOfMemoryError):
         over = error.allocated_bytes + error.requested_bytes - error.budget_bytes
-        return out_of_memory(error.device, str(error), basis, over_bytes=over)
+        return Outcome.out_of_memory(error.device, str(error), basis, over_bytes=over)
     if isinstance(error, NotFiniteError):
         return Outcome(Status.NOT_FINITE, basis, str(error))
     if isinstance(error, AutoplaceError):
@@ -34,7 +30,9 @@ def failed(error: BaseException, machine: Machine) -> Outcome:
     if isinstance(error, torch.OutOfMemoryError):
         found = _GPU_IN_TEXT.search(str(error))
         device = f"cuda:{found[1]}" if found else "cuda:0"
-        return out_of_memory(device, f"out of memory on {device}: the driver has none left", basis)
+        return Outcome.out_of_memory(
+            device, f"out of memory on {device}: the driver has none left", basis
+        )
     return _host_failure(error, basis)
 
 
@@ -42,30 +40,20 @@ def _host_failure(error: BaseException, basis: Basis) -> Outcome:
     if isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno == errno.ENOMEM
     ):
-        return out_of_memory("cpu", f"out of memory on cpu: {_one_line(error)}", basis)
+        return Outcome.out_of_memory("cpu", f"out of memory on cpu: {_one_line(error)}", basis)
     if (
         isinstance(error, torch.AcceleratorError)
         and getattr(error, "error_code", None) == CUDA_ERROR_MEMORY_ALLOCATION
     ):
-        return out_of_memory("cpu", "out of memory on cpu: no pinned memory was left", basis)
+        return Outcome.out_of_memory(
+            "cpu", "out of memory on cpu: no pinned memory was left", basis
+        )
     found = _HOST_ALLOCATOR.search(str(error)) if isinstance(error, RuntimeError) else None
     if found:
         reason = f"out of memory on cpu: {found[1]} B could not be allocated"
-        return out_of_memory("cpu", reason, basis)
+        return Outcome.out_of_memory("cpu", reason, basis)
     reason = f"{type(error).__name__}: {_one_line(error)}{_where(error)}"
     return Outcome(Status.CRASHED, basis, reason)
-
-
-def out_of_memory(
-    device: str, reason: str, basis: Basis, *, over_bytes: int | None = None
-) -> Outcome:
-    return Outcome(
-        Status.OUT_OF_MEMORY,
-        basis,
-        reason,
-        out_of_memory_device=device,
-        out_of_memory_bytes=over_bytes,
-    )
 
 
 def _where(error: BaseException) -> str:

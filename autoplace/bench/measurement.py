@@ -14,6 +14,8 @@ from autoplace.bench.request import MeasureSettings
 from autoplace.bench.usage import Usage
 from autoplace.workload import Workload
 
+MEASURE_SHARE = 0.7
+"""Of a trial's time limit, until when a repeat may end; the rest is for what comes after."""
 MIN_JUDGED_S = 0.2
 """CPU times are counted in ticks of 10 ms: a shorter measurement cannot be judged by them."""
 
@@ -43,6 +45,20 @@ class Measurement:
     def middle_spread(self) -> float:
         """The wider one of both objectives' `middle_spread`."""
         return max(middle_spread(self.prefill_s), middle_spread(self.decode_s))
+
+    def environment(self) -> dict[str, str | int | float]:
+        """What the numbers were measured under, as outcomes record it."""
+        return {
+            "repeats": len(self.prefill_s),
+            "cut_short": int(self.cut_short),
+            "middle_spread": round(min(self.middle_spread, 1e9), 4),
+            "decode_tok_per_s": round(self.decode_tok_per_s.median, 4),
+            "prefill_latency_s": round(self.prefill_latency_s.median, 6),
+            "measured_s": round(self.usage.wall_s, 3),
+            "wait_share": round(self.usage.wait_share, 3),
+            "other_share": round(self.usage.other_share, 3),
+            "major_faults": self.usage.major_faults,
+        }
 
 
 def is_contended(usage: Usage, settings: MeasureSettings) -> bool:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from autoplace.hardware.machine import Machine
+
 
 class Basis(Enum):
     """Where a figure comes from. Never mixed."""
@@ -12,6 +14,11 @@ class Basis(Enum):
     EMULATED = "emulated"
     """Really run, on devices that are budgets in host memory: says nothing of a GPU's speed."""
     PREDICTED = "predicted"
+
+    @classmethod
+    def of(cls, machine: Machine) -> "Basis":
+        """Of what is really run on it."""
+        return cls.EMULATED if machine.emulated else cls.MEASURED
 
 
 class Status(Enum):
@@ -100,3 +107,23 @@ class Outcome:
     """Bytes that the failed allocation went over the budget."""
     environment: Mapping[str, str | int | float] = field(default_factory=dict)
     """Threads, clocks, load, page-cache residence: what the measurement ran under."""
+
+    @classmethod
+    def out_of_memory(
+        cls,
+        device: str,
+        reason: str,
+        basis: Basis,
+        *,
+        over_bytes: int | None = None,
+        environment: Mapping[str, str | int | float] | None = None,
+    ) -> "Outcome":
+        """Of a trial that `device` had no room for; `over_bytes`: over its budget, where known."""
+        return cls(
+            Status.OUT_OF_MEMORY,
+            basis,
+            reason,
+            out_of_memory_device=device,
+            out_of_memory_bytes=over_bytes,
+            environment=environment or {},
+        )

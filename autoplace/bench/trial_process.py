@@ -119,7 +119,7 @@ class TrialProcess:
                 pipe.close()
 
     def _run_once(self, request: TrialRequest) -> Outcome:
-        basis = Basis.EMULATED if request.machine.emulated else Basis.MEASURED
+        basis = Basis.of(request.machine)
         limit_s = request.measure.time_limit_s
         try:
             self._start(request)
@@ -199,11 +199,6 @@ def _read(process: subprocess.Popen[bytes], size: int, deadline_s: float) -> byt
 def _died(error: WorkerDiedError, basis: Basis) -> Outcome:
     environment = {"worker_exit": error.returncode}
     if error.for_memory:
-        return Outcome(
-            Status.OUT_OF_MEMORY,
-            basis,
-            "out of memory on cpu: the kernel killed the worker",
-            out_of_memory_device="cpu",
-            environment=environment,
-        )
+        reason = "out of memory on cpu: the kernel killed the worker"
+        return Outcome.out_of_memory("cpu", reason, basis, environment=environment)
     return Outcome(Status.CRASHED, basis, str(error), environment=environment)

@@ -11,17 +11,16 @@ import torch
 from autoplace.architectures import spec_from_gguf
 from autoplace.architectures.spec import ModelSpec
 from autoplace.bench.devices import (
-    gpus_in_use,
     not_freed,
     note_baseline,
     recorded_state,
     synchronise,
 )
-from autoplace.bench.failure import basis_of, failed
+from autoplace.bench.failure import failed
 from autoplace.bench.gates import judge
 from autoplace.bench.measure import check_logits, measure
-from autoplace.bench.measurement import Measurement, workload_tokens
-from autoplace.bench.metrics import DeviceBytes, Metrics, Outcome, Quality, Status
+from autoplace.bench.measurement import MEASURE_SHARE, workload_tokens
+from autoplace.bench.metrics import Basis, DeviceBytes, Metrics, Outcome, Quality, Status
 from autoplace.bench.quality import cached_logits, compare, quality_tokens, reference_path
 from autoplace.bench.request import TrialRequest
 from autoplace.bench.residency import resident_share, warm
@@ -31,6 +30,7 @@ from autoplace.engine.loader import load_model
 from autoplace.engine.model import HybridModel
 from autoplace.engine.reference import reference_logits
 from autoplace.errors import AutoplaceError
+from autoplace.hardware.activity import gpus_in_use
 from autoplace.hardware.ledger import Ledger
 from autoplace.placement.assignment import Assignment
 from autoplace.predict.traffic import TrafficModel
@@ -41,11 +41,8 @@ from autoplace.rules.read_back import read_back
 from autoplace.weights.gguf_file import GGUFFile
 
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
-"""Operators that read a GGUF's own blocks from the memory map."""
 REFERENCE_DTYPE = "float32"
 """Whatever the engine's dtype: its rounding is part of what quality says."""
-MEASURE_SHARE = 0.7
-"""Of the time limit, until when a repeat may end; the rest is for quality and teardown."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +104,7 @@ def run_trial(request: TrialRequest) -> Outcome:
     """Build, measure and tear down one placement. Every failure is an outcome with its reason."""
     in_use = gpus_in_use(request.machine)
     if in_use is not None:
-        return Outcome(Status.CONTENDED, basis_of(request.machine), in_use)
+        return Outcome(Status.CONTENDED, Basis.of(request.machine), in_use)
     ledger = None
     try:
         loadable = Loadable.of(request)
@@ -163,8 +160,12 @@ def _measured(loadable: Loadable, start_s: float) -> Outcome:
         decode_bytes=decode_bytes,
         resident=resident,
     )
-    environment = {**_environment(measurement, resident), "cuda_graphs": int(by_graphs)}
-    basis = basis_of(request.machine)
+    environment = {
+        **measurement.environment(),
+        "resident_share": round(resident, 4),
+        "cuda_graphs": int(by_graphs),
+    }
+    basis = Basis.of(request.machine)
     if verdict is not None:
         return Outcome(verdict.status, basis, verdict.reason, environment=environment)
     metrics = Metrics(
@@ -226,21 +227,4 @@ def _declared(ledger: Ledger) -> dict[str, DeviceBytes]:
             peak=ledger.peak(name),
         )
         for name in ledger.devices
-    }
-
-
-def _environment(measurement: Measurement, resident: float) -> dict[str, str | int | float]:
-    """What the numbers were measured under."""
-    usage = measurement.usage
-    return {
-        "repeats": len(measurement.prefill_s),
-        "cut_short": int(measurement.cut_short),
-        "middle_spread": round(min(measurement.middle_spread, 1e9), 4),
-        "decode_tok_per_s": round(measurement.decode_tok_per_s.median, 4),
-        "prefill_latency_s": round(measurement.prefill_latency_s.median, 6),
-        "measured_s": round(usage.wall_s, 3),
-        "wait_share": round(usage.wait_share, 3),
-        "other_share": round(usage.other_share, 3),
-        "major_faults": usage.major_faults,
-        "resident_share": round(resident, 4),
     }

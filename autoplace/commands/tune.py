@@ -67,7 +67,9 @@ def _tuned(config: TuneConfig) -> tuple[Problem, Result]:
         user_rules=_user_rules(config.rules, problem) if config.rules else None,
     )
     if not config.measure.predicted:
-        calibration = find_calibration(config.machine, config.engine.name, config.calibration)
+        calibration = find_calibration(
+            config.machine, config.engine.calibrated_as, config.calibration
+        )
         problem = problem.calibrated(calibration)
     result = tune(problem, session, lambda: _runner(config, problem.spec))
     if not config.measure.predicted and result.learned is not None:
@@ -111,8 +113,9 @@ def _run_beside(config: TuneConfig, other: str) -> int:
 
 def _keep(learned: Calibration, config: TuneConfig) -> None:
     """What the study taught, for the next one on this machine."""
-    own = replace(learned, machine=fingerprint(config.machine), engine=config.engine.name)
-    save_calibration(own, calibration_path(config.machine, config.engine.name))
+    engine = config.engine.calibrated_as
+    own = replace(learned, machine=fingerprint(config.machine), engine=engine)
+    save_calibration(own, calibration_path(config.machine, engine))
 
 
 def problem_of(config: TuneConfig | ReportConfig, kv_type: str) -> Problem:
@@ -136,7 +139,7 @@ def problem_of(config: TuneConfig | ReportConfig, kv_type: str) -> Problem:
             config.machine,
             config.workload,
             config.engine.name,
-            kv_types=_kv_types(config.engine.name, kv_type),
+            kv_types=(kv_type,),
         ),
         model_path=str(path or ""),
         dtype=config.engine.dtype,
@@ -146,12 +149,6 @@ def problem_of(config: TuneConfig | ReportConfig, kv_type: str) -> Problem:
         measure=config.measure.settings,
         llama_cpp=_llama_cpp_of(config, spec, path),
     )
-
-
-def _kv_types(engine: str, kv_type: str) -> tuple[str, ...]:
-    """llama.cpp's cache type is tuned: half the bytes are read for it. builtin's is what is given,
-    since its trials are compared by their logits."""
-    return (kv_type, "q8_0") if engine == LLAMA_CPP and kv_type == "f16" else (kv_type,)
 
 
 def _llama_cpp_of(
@@ -171,7 +168,7 @@ def llama_cpp_study(config: TuneConfig, spec: ModelSpec, path: Path) -> LlamaCpp
     tools = find_tools(config.engine.binaries, tool=config.engine.tool)
     tools.require_devices(config.machine)
     progress_console().print(f"running llama.cpp by {tools.describe()}")
-    return LlamaCppStudy(
+    study = LlamaCppStudy(
         spec,
         config.machine,
         config.workload,
@@ -180,12 +177,14 @@ def llama_cpp_study(config: TuneConfig, spec: ModelSpec, path: Path) -> LlamaCpp
         own=parse_args(config.engine.args) if config.engine.args else None,
         keep=config.engine.keep,
     )
+    study.notes.extend(study.check())
+    for warning in study.notes:
+        progress_console().print(f"warning: {warning}", soft_wrap=True)
+    return study
 
 
 def _basis(machine: Machine, *, predicted: bool) -> Basis:
-    if predicted:
-        return Basis.PREDICTED
-    return Basis.EMULATED if machine.emulated else Basis.MEASURED
+    return Basis.PREDICTED if predicted else Basis.of(machine)
 
 
 def _sampler(config: TuneConfig) -> SamplerSettings:

@@ -29,10 +29,19 @@ def busy_reason(
     cores = foreign_cores(own, sample_s=sample_s)
     if cores > max(BUSY_CORES, BUSY_SHARE * machine.num_cores):
         return f"other processes use {cores:.1f} of the host's {machine.num_cores} cores"
-    if machine.emulated or not machine.gpus:
-        return None
+    return gpus_in_use(machine, own_pids=own_pids)
+
+
+def gpus_in_use(machine: Machine, *, own_pids: Collection[int] = ()) -> str | None:
+    """What else computes on a real GPU of the machine; None where nothing does.
+
+    Whose processes never count: as for `busy_reason`.
+    """
     used = {gpu.uuid for gpu in machine.gpus if gpu.uuid is not None}
-    return gpu_busy_reason([gpu for gpu in visible_gpus() if gpu.uuid in used], own)
+    if machine.emulated or not used:
+        return None
+    gpus = [gpu for gpu in visible_gpus() if gpu.uuid in used]
+    return gpu_busy_reason(gpus, own_process_ids() | set(own_pids))
 
 
 def gpu_busy_reason(gpus: Sequence[GpuFacts], own: Collection[int]) -> str | None:

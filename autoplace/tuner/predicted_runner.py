@@ -54,13 +54,8 @@ class PredictedRunner(Runner):
         )
         for device, over in plan.overrun_bytes(request.machine).items():
             if over > 0:
-                return Outcome(
-                    Status.OUT_OF_MEMORY,
-                    Basis.PREDICTED,
-                    reason=f"predicted to go over the budget of {device} by {over} B",
-                    out_of_memory_device=device,
-                    out_of_memory_bytes=over,
-                )
+                reason = f"predicted to go over the budget of {device} by {over} B"
+                return Outcome.out_of_memory(device, reason, Basis.PREDICTED, over_bytes=over)
         model = LatencyModel(
             self._spec,
             request.machine,

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping
-from types import TracebackType
 
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
@@ -46,12 +45,7 @@ class SearchProgress:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._progress.stop()
 
     def resume(self, best: Remeasured | None) -> None:

@@ -173,7 +173,7 @@ class RayRunner(Runner):
                 self._ray.kill(actor)
 
     def _run(self, request: TrialRequest, method: str, *, retries: int) -> Outcome:
-        basis = Basis.EMULATED if request.machine.emulated else Basis.MEASURED
+        basis = Basis.of(request.machine)
         limit_s = START_LIMIT_S + REFERENCE_LIMIT_S + 2 * request.measure.time_limit_s
         errors = self._ray.exceptions
         try:
@@ -187,7 +187,8 @@ class RayRunner(Runner):
             if isinstance(error, errors.RayTaskError) and isinstance(error.cause, AutoplaceError):
                 raise error.cause from error
             if isinstance(error, errors.OutOfMemoryError):
-                return _for_memory(basis)
+                reason = "out of memory on cpu: Ray's memory monitor killed the worker"
+                return Outcome.out_of_memory("cpu", reason, basis)
             if retries and isinstance(error, errors.RayActorError):
                 again = self._run(request, method, retries=retries - 1)
                 retried = {"retried_after": "Ray's worker died"}
@@ -195,15 +196,6 @@ class RayRunner(Runner):
             return Outcome(Status.CRASHED, basis, f"Ray's worker died: {type(error).__name__}")
         assert isinstance(outcome, Outcome)
         return outcome
-
-
-def _for_memory(basis: Basis) -> Outcome:
-    return Outcome(
-        Status.OUT_OF_MEMORY,
-        basis,
-        "out of memory on cpu: Ray's memory monitor killed the worker",
-        out_of_memory_device="cpu",
-    )
 
 
 def _import_ray(*, local: bool) -> Any:

@@ -18,11 +18,11 @@ def failed_program(
     ended: Ended, request: TrialRequest, servers: tuple[RpcServer, ...] = ()
 ) -> Outcome:
     """The outcome of a trial whose program ended without an answer."""
-    basis = Basis.EMULATED if request.machine.emulated else Basis.MEASURED
+    basis = Basis.of(request.machine)
     exit_code = {"program_exit": ended.returncode}
     if ended.for_memory:
         reason = f"out of memory on cpu: the kernel killed {ended.program}"
-        return _out_of_memory("cpu", reason, basis, None, exit_code)
+        return Outcome.out_of_memory("cpu", reason, basis, environment=exit_code)
     if ended.timed_out:
         limit_s = request.measure.time_limit_s
         reason = f"no result within {limit_s:g} s; {ended.program} was killed"
@@ -35,7 +35,9 @@ def failed_program(
         device = failed.device or _only_gpu_or_host(request)
         size = "" if failed.n_bytes is None else f" ({format_bytes(failed.n_bytes)})"
         reason = f"out of memory on {device}{size}: {failed.line}"
-        return _out_of_memory(device, reason, basis, failed.n_bytes, exit_code)
+        return Outcome.out_of_memory(
+            device, reason, basis, over_bytes=failed.n_bytes, environment=exit_code
+        )
     return _by_its_words(ended, request, basis, exit_code)
 
 
@@ -61,7 +63,7 @@ def _dead_server(servers: tuple[RpcServer, ...], basis: Basis) -> Outcome | None
         exit_code = {"rpc_server_exit": ended.returncode}
         if ended.for_memory or _ran_out(ended.log):
             reason = f"out of memory on {device}: its RPC server ended for it"
-            return _out_of_memory(device, reason, basis, None, exit_code)
+            return Outcome.out_of_memory(device, reason, basis, environment=exit_code)
         reason = f"the RPC server of {device} died: {ended.how}"
         return Outcome(Status.CRASHED, basis, reason, environment=exit_code)
     return None
@@ -83,7 +85,7 @@ def not_held(measured: Measured, request: TrialRequest) -> Outcome | None:
     The kernel's limit on a server leaves room for what is not its buffers; the buffers themselves
     are held to the size here.
     """
-    basis = Basis.EMULATED if request.machine.emulated else Basis.MEASURED
+    basis = Basis.of(request.machine)
     for gpu in request.machine.gpus:
         if gpu.endpoint is None:
             continue
@@ -94,18 +96,5 @@ def not_held(measured: Measured, request: TrialRequest) -> Outcome | None:
         over = found.peak - gpu.budget_bytes if found else 0
         if over > 0:
             reason = f"out of memory on {gpu.name}: its buffers are {over} B over its size"
-            return _out_of_memory(gpu.name, reason, basis, over, {})
+            return Outcome.out_of_memory(gpu.name, reason, basis, over_bytes=over)
     return None
-
-
-def _out_of_memory(
-    device: str, reason: str, basis: Basis, over: int | None, environment: dict[str, int]
-) -> Outcome:
-    return Outcome(
-        Status.OUT_OF_MEMORY,
-        basis,
-        reason,
-        out_of_memory_device=device,
-        out_of_memory_bytes=over,
-        environment=dict(environment),
-    )

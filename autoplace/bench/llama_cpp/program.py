@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from types import TracebackType
 from typing import IO
 
 from autoplace.bench.out_of_memory_kills import OutOfMemoryKills
@@ -79,12 +78,7 @@ class Program:
     def __enter__(self) -> "Program":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.end()
 
     @property

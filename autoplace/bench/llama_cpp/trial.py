@@ -19,17 +19,15 @@ from autoplace.bench.llama_cpp.rpc_servers import RpcServer, rpc_servers
 from autoplace.bench.llama_cpp.server import measure_with_server
 from autoplace.bench.llama_cpp.tools import BENCH
 from autoplace.bench.llama_cpp.traffic import decode_bytes
+from autoplace.bench.measurement import MEASURE_SHARE
 from autoplace.bench.metrics import Basis, Metrics, Outcome, Status
 from autoplace.bench.request import LlamaCppRun, TrialRequest
 from autoplace.bench.residency import resident_share, warm
 from autoplace.errors import AutoplaceError
-from autoplace.hardware.activity import gpu_busy_reason, own_process_ids
-from autoplace.hardware.nvml import visible_gpus
+from autoplace.hardware.activity import gpus_in_use
 from autoplace.units import format_bytes
 from autoplace.weights.gguf_file import GGUFFile
 
-MEASURE_SHARE = 0.7
-"""Of the time limit, until when a repeat may end."""
 BEYOND_SHARE, BEYOND_BYTES = 1.03, 300 * 1024**2
 """A device that takes more than both over its prediction is told of."""
 
@@ -45,15 +43,15 @@ class _Opened:
 
     @property
     def basis(self) -> Basis:
-        return Basis.EMULATED if self.request.machine.emulated else Basis.MEASURED
+        return Basis.of(self.request.machine)
 
 
 def run_llama_cpp_trial(request: TrialRequest) -> Outcome:
     """Start what is needed, measure, stop it, judge."""
-    basis = Basis.EMULATED if request.machine.emulated else Basis.MEASURED
+    basis = Basis.of(request.machine)
     start_s = time.monotonic()
     try:
-        in_use = _gpus_in_use(request)
+        in_use = gpus_in_use(request.machine)
         if in_use is not None:
             return Outcome(Status.CONTENDED, basis, in_use)
         outcome = _measured(_opened(request), start_s)
@@ -152,20 +150,11 @@ def _judged(measured: Measured, opened: _Opened) -> Outcome:
 
 def _environment(measured: Measured, request: TrialRequest) -> dict[str, str | int | float]:
     """What the numbers were measured under."""
-    measurement, usage = measured.measurement, measured.measurement.usage
     assert request.llama_cpp is not None
     environment: dict[str, str | int | float] = {
         "tool": request.llama_cpp.tools.measurer,
         "build": measured.build,
-        "repeats": len(measurement.prefill_s),
-        "cut_short": int(measurement.cut_short),
-        "middle_spread": round(min(measurement.middle_spread, 1e9), 4),
-        "decode_tok_per_s": round(measurement.decode_tok_per_s.median, 4),
-        "prefill_latency_s": round(measurement.prefill_latency_s.median, 6),
-        "measured_s": round(usage.wall_s, 3),
-        "wait_share": round(usage.wait_share, 3),
-        "other_share": round(usage.other_share, 3),
-        "major_faults": usage.major_faults,
+        **measured.measurement.environment(),
     }
     beyond = _beyond_prediction(measured, request.llama_cpp.predicted_bytes)
     return environment | ({"memory_beyond_prediction": beyond} if beyond else {})
@@ -186,13 +175,6 @@ def _warm(opened: _Opened) -> None:
     has_room = sum(part.nbytes for part in data) < psutil.virtual_memory().total
     if has_room and resident_share(data) < 1.0:
         warm(data)
-
-
-def _gpus_in_use(request: TrialRequest) -> str | None:
-    uuids = {gpu.uuid for gpu in request.machine.gpus if gpu.uuid is not None}
-    if not uuids:
-        return None
-    return gpu_busy_reason([gpu for gpu in visible_gpus() if gpu.uuid in uuids], own_process_ids())
 
 
 def _state(request: TrialRequest) -> dict[str, str | int | float]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import xllamacpp
 
+from autoplace.bench.llama_cpp.words import refuse_what_the_wheel_has_not
 from autoplace.errors import AutoplaceError
 from autoplace.export.llama_cpp.args import LlamaCppArgs
 
@@ -47,7 +48,7 @@ def _args(values: Mapping[str, Any]) -> LlamaCppArgs:
 
 def params_of(args: LlamaCppArgs) -> Any:
     """The same for the wheel. Raise `AutoplaceError` for what it cannot be told."""
-    _refuse_what_it_has_not(args)
+    refuse_what_the_wheel_has_not(args)
     params = xllamacpp.CommonParams()
     params.model.path = args.model
     params.n_ctx, params.n_parallel = args.context or 0, args.parallel or 1
@@ -78,16 +79,6 @@ def params_of(args: LlamaCppArgs) -> Any:
 
 def _type(name: str) -> Any:
     return xllamacpp.ggml_type[f"GGML_TYPE_{name.upper()}"]
-
-
-def _refuse_what_it_has_not(args: LlamaCppArgs) -> None:
-    for word, given in (("--rpc", args.rpc), ("-dev", args.devices), (args.extra[:1], args.extra)):
-        if given:
-            name = word if isinstance(word, str) else word[0]
-            raise AutoplaceError(
-                f"the xllamacpp wheel cannot be told {name}; engine.binaries=PATH runs llama.cpp's "
-                "own programs"
-            )
 
 
 if __name__ == "__main__":
