@@ -69,9 +69,13 @@ def probe(
     *,
     time_limit_s: float = 60.0,
     point_limit_s: float = 1.0,
+    interleave: str = "auto",
     on_figure: Callable[[Figure], None] = lambda figure: None,
 ) -> Probe:
-    """Measure this machine at the shapes of a model. Raise `AutoplaceError` without kernels."""
+    """Measure this machine at the shapes of a model. Raise `AutoplaceError` without kernels.
+
+    `engine` and `interleave`: whose calibration it makes, and how that one loads CPU weights.
+    """
     kernels = built_kernels()
     if kernels is None:
         raise AutoplaceError("probe measures the compiled kernels, and no C++ compiler is here")
@@ -99,11 +103,15 @@ def probe(
         prefill_tokens=PREFILL_TOKENS,
         deadline_s=begin + ALONE_SHARE * time_limit_s,
         point_limit_s=point_limit_s,
+        interleave=interleave != "off",
     ):
         note(figure)
     alone = calibration_of(figures, spec, fingerprint(machine), engine)
     passes: list[Timed] = []
-    for one in time_sample(spec, machine, families, threads, deadline_s=begin + time_limit_s):
+    deadline_s = begin + time_limit_s
+    for one in time_sample(
+        spec, machine, families, threads, deadline_s=deadline_s, interleave=interleave
+    ):
         passes.append(one)
         note(_pass_figure(one))
     calibration = replace(correct(alone, machine, passes), described=description(machine))

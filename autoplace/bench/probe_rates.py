@@ -1,7 +1,8 @@
 """Rates of the CPU operators at a model's shapes: weight bytes a second, and flops at prefill.
 
-What is measured is what the engine calls: the compiled kernels, and torch's product where a plain
-weight meets many tokens. As in a real decode, each call reads other weights than the last.
+What is measured is what the engine calls: the compiled kernels, on interleaved rows where the
+engine has such, and torch's product where a plain weight meets many tokens. As in a real decode,
+each call reads other weights than the last.
 """
 
 import time
@@ -13,10 +14,12 @@ from statistics import median
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional
 
 from autoplace.architectures.spec import ModelSpec, Role
 from autoplace.bench.metrics import Spread
+from autoplace.models.huge_pages import host_bytes
 from autoplace.native import Kernels, Weights, marlin_bytes
 from autoplace.placement.options import GROUPS
 from autoplace.units import MIB
@@ -26,8 +29,7 @@ MOST_BYTES = 256 * MIB
 """Of all copies of one operator's weights."""
 BF16 = GGMLType.BF16
 _LARGEST_BYTE = 0x30
-"""Random bytes below it make small, finite scales in every format."""
-Bytes = NDArray[np.uint8]
+"""Random bytes below it make small, finite scales in every format, interleaved or not."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,16 @@ class Stack:
     family: str
     num_experts: int
     num_copies: int
-    data: Bytes = field(init=False)
+    interleaved: bool = False
+    """GGUF blocks with rows by sixteens, as `HostBlocks` holds them."""
+    data: Tensor = field(init=False)
+    """uint8, random: in the pages that the engine's copies lie in."""
 
     def __post_init__(self) -> None:
+        n_bytes = self.copy_bytes * self.num_copies
+        self.data = host_bytes(n_bytes)
         rng = np.random.default_rng(0)
-        self.data = rng.integers(0, _LARGEST_BYTE, self.copy_bytes * self.num_copies, np.uint8)
+        self.data.numpy()[:] = rng.integers(0, _LARGEST_BYTE, n_bytes, np.uint8)
 
     @property
     def rows(self) -> int:
@@ -82,16 +89,34 @@ class Stack:
         return BF16 if self.family == "dense" else self.info.ggml_type
 
     def weights(self, copy: int) -> Weights:
-        ptr = self.data.ctypes.data + copy % self.num_copies * self.copy_bytes
+        ptr = self.data.data_ptr() + copy % self.num_copies * self.copy_bytes
         if self.family.startswith("marlin"):
             return Weights(ptr, None, int(self.family[-1]))
-        return Weights(ptr, int(self.ggml_type))
+        return Weights(ptr, self.ggml_type, interleaved=self.interleaved)
+
+
+Interleaves = Callable[[GGMLType, int, int], bool]
+"""Type, out features, in features → whether the engine interleaves such a matrix."""
+
+
+def never_interleaved(ggml_type: GGMLType, out_features: int, in_features: int) -> bool:
+    """Of `engine.interleave=off`."""
+    return False
+
+
+def stack_of(
+    info: TensorInfo, family: str, num_experts: int, num_copies: int, interleaves: Interleaves
+) -> Stack:
+    """A stack as the engine holds it."""
+    rows, width = info.shape[-2:]
+    interleaved = family == "blocks" and interleaves(info.ggml_type, rows, width)
+    return Stack(info, family, num_experts, num_copies, interleaved)
 
 
 class Linears:
     """The linears of one usual layer in one family."""
 
-    def __init__(self, spec: ModelSpec, layer: int, family: str) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, family: str, interleaves: Interleaves) -> None:
         infos = [
             info
             for role in (*GROUPS["attention"], *GROUPS["mlp"])
@@ -101,7 +126,7 @@ class Linears:
         ]
         one = sum(info.n_elements for info in infos) * 2
         copies = max(1, min(spec.geometry.num_layers, MOST_BYTES // one))
-        self.stacks = [Stack(info, family, 1, copies) for info in infos]
+        self.stacks = [stack_of(info, family, 1, copies, interleaves) for info in infos]
         self.family = family
         self.n_bytes = sum(stack.matrix_bytes for stack in self.stacks)
         self.num_weights = sum(info.n_elements for info in infos)
@@ -114,16 +139,13 @@ class Linears:
                 self._product(stack, tokens, copy)
                 continue
             x, out = _rows(tokens, stack.width), _rows(tokens, stack.rows)
+            shape = (tokens, stack.width, stack.rows)
             weights = stack.weights(copy)
-            head = (x.ctypes.data, BF16, tokens, stack.width, weights.ptr)
-            if weights.ggml_type is None:
-                kernels.marlin_linear(*head, weights.num_bits, stack.rows, out.ctypes.data, BF16)
-            else:
-                kernels.linear(*head, weights.ggml_type, stack.rows, out.ctypes.data, BF16)
+            kernels.linear_of(x.ctypes.data, BF16, weights, shape, out.ctypes.data, BF16)
 
     def _product(self, stack: Stack, tokens: int, copy: int) -> None:
         start = copy % stack.num_copies * stack.copy_bytes
-        data = torch.from_numpy(stack.data[start : start + stack.copy_bytes])
+        data = stack.data[start : start + stack.copy_bytes]
         weight = data.view(torch.bfloat16).view(stack.rows, stack.width)
         functional.linear(torch.ones(tokens, stack.width, dtype=torch.bfloat16), weight)
 
@@ -131,7 +153,7 @@ class Linears:
 class Experts:
     """The routed experts of some layers in one family."""
 
-    def __init__(self, spec: ModelSpec, layer: int, family: str) -> None:
+    def __init__(self, spec: ModelSpec, layer: int, family: str, interleaves: Interleaves) -> None:
         assert spec.geometry.moe is not None
         (module,) = spec.of_role(Role.EXPERTS, layer)
         infos = spec.tensor_infos(module)
@@ -143,7 +165,9 @@ class Experts:
         self.num_experts = max(self.top_k, min(moe.num_experts, MOST_BYTES // expert_bytes))
         copies = MOST_BYTES // (expert_bytes * self.num_experts)
         copies = max(1, min(len(spec.moe_layers), copies))
-        self.stacks = [Stack(info, family, self.num_experts, copies) for info in matrices]
+        self.stacks = [
+            stack_of(info, family, self.num_experts, copies, interleaves) for info in matrices
+        ]
         self.n_bytes = sum(stack.matrix_bytes for stack in self.stacks) * self.top_k
         self.num_weights = sum(info.n_elements for info in matrices) * self.top_k
         self.rows_a_token = self.top_k / self.num_experts
@@ -185,11 +209,13 @@ def measure_rates(
     prefill_tokens: Sequence[int],
     deadline_s: float,
     point_limit_s: float = 1.0,
+    interleave: bool = True,
 ) -> Iterator[Figure]:
     """Decode and prefill rates of every kind and family, by threads; what is late is left out.
 
-    `deadline_s` is on `time.monotonic`'s clock.
+    `deadline_s` is on `time.monotonic`'s clock. `interleave`: as the engine is told to.
     """
+    interleaves = kernels.interleave_pays if interleave else never_interleaved
     layer = spec.moe_layers[0] if spec.moe_layers else spec.geometry.num_layers - 1
     kinds: list[tuple[str, type[Linears] | type[Experts]]] = [("linear", Linears)]
     kinds += [("experts", Experts)] if spec.moe_layers else []
@@ -197,7 +223,7 @@ def measure_rates(
     num_points = len(lengths) * len(kinds) * len(families) * len(threads)
     for kind, make in kinds:
         for family in families:
-            subject = make(spec, layer, family)
+            subject = make(spec, layer, family, interleaves)
             for num_threads in threads:
                 set_threads(num_threads)
                 for tokens in lengths:

@@ -192,10 +192,12 @@ def time_sample(
     threads: Sequence[int],
     *,
     deadline_s: float,
+    interleave: str = "auto",
 ) -> Iterator[Timed]:
     """Passes under every placement and number of threads, the most threads first, round by round.
 
-    What is late is left out; `deadline_s` is on `time.monotonic`'s clock.
+    What is late is left out; `deadline_s` is on `time.monotonic`'s clock. `interleave`: as the
+    engine is told to.
     """
     with TemporaryDirectory(prefix="autoplace-probe-") as folder:
         sample = write_sample(spec, Path(folder))
@@ -204,7 +206,7 @@ def time_sample(
             if time.monotonic() > deadline_s:
                 return
             try:
-                model = load(sample, placement, machine)
+                model = load(sample, placement, machine, interleave=interleave)
             except AutoplaceError as problem:
                 logger.warning("a placement of the sample is left out: %s", problem)
                 continue
@@ -223,7 +225,7 @@ def time_sample(
                 model.close()
 
 
-def load(sample: Sample, placement: Placement, machine: Machine) -> HybridModel:
+def load(sample: Sample, placement: Placement, machine: Machine, *, interleave: str) -> HybridModel:
     """The sample under a placement; budgets do not count, since it is no trial."""
     return load_model(
         GGUFFile.open(sample.path),
@@ -233,6 +235,7 @@ def load(sample: Sample, placement: Placement, machine: Machine) -> HybridModel:
         ledger=Ledger({}),
         settings=RunSettings(1, max(CHUNKS)),
         workload=sample.workload,
+        interleave=interleave,
     )
 
 

@@ -19,7 +19,7 @@ def run(config: PlanConfig) -> int:
     if config.compare:
         return compare(config)
     spec = describe_model(config.model, config.workload)
-    calibration = find_calibration(config.machine, config.engine.name, config.calibration)
+    calibration = find_calibration(config.machine, config.engine.calibrated_as, config.calibration)
     planner = Planner(config, spec, calibration=calibration)
     planned = planner.plan_rules() if config.rules else planner.plan()
     if config.output == "json":

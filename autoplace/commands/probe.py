@@ -39,11 +39,12 @@ def run(config: ProbeConfig) -> int:
     done = probe(
         spec,
         config.machine,
-        config.engine.name,
+        config.engine.calibrated_as,
         time_limit_s=config.time_limit_s,
+        interleave=config.engine.interleave,
         on_figure=lambda figure: progress_console().print(_line(figure)),
     )
-    kept = calibration_path(config.machine, config.engine.name)
+    kept = calibration_path(config.machine, config.engine.calibrated_as)
     save_calibration(done.calibration, kept)
     document = _document(config, done)
     if config.out is not None:

@@ -50,6 +50,12 @@ class EngineConfig:
     def dtype_bytes(self) -> int:
         return {"bfloat16": 2, "float32": 4}[self.dtype]
 
+    @property
+    def calibrated_as(self) -> str:
+        """What its calibrations are of: rows that are not interleaved are read at other rates."""
+        how = "" if self.interleave == "auto" else f" interleave={self.interleave}"
+        return f"{self.name}{how}"
+
 
 @dataclass(frozen=True)
 class SettingsConfig:

@@ -6,7 +6,13 @@ import pytest
 
 from autoplace.bench.metrics import Spread
 from autoplace.bench.probe import calibration_of, probe
-from autoplace.bench.probe_rates import Experts, Figure, Linears, measure_rates
+from autoplace.bench.probe_rates import (
+    Experts,
+    Figure,
+    Linears,
+    measure_rates,
+    never_interleaved,
+)
 from autoplace.bench.threads import set_threads
 from autoplace.hardware.fingerprint import fingerprint
 from autoplace.models.backend import kernels
@@ -55,11 +61,12 @@ def test_what_is_late_is_left_out() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_work_of_one_call_is_that_of_the_model(family: str) -> None:
     """Two of eight experts of three matrices of 256 by 256."""
-    experts = Experts(small_spec(), 1, family)
+    experts = Experts(small_spec(), 1, family, never_interleaved)
     assert experts.num_weights == 2 * 3 * 256 * 256
     bits = {"blocks": 8.5, "dense": 16, "marlin4": 4.25, "marlin8": 8.25}[family]
     assert experts.n_bytes == experts.num_weights * bits / 8
-    linears = Linears(small_spec(), 1, family)  # kv_a has 160 rows, which Marlin pads to 192
+    linears = Linears(small_spec(), 1, family, never_interleaved)
+    # kv_a has 160 rows, which Marlin pads to 192.
     padding = 32 * 256 if "marlin" in family else 0
     assert linears.n_bytes == (linears.num_weights + padding) * bits / 8
 

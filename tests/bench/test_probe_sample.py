@@ -10,22 +10,28 @@ from autoplace.architectures import spec_from_geometry
 from autoplace.architectures.spec import ModelSpec
 from autoplace.bench.metrics import Spread
 from autoplace.bench.probe_fit import correct, quickest
+from autoplace.bench.probe_rates import Experts, Linears, never_interleaved
 from autoplace.bench.probe_sample import (
     DECODED,
     GPU_FAMILIES,
     MOST_WEIGHTS,
     Timed,
+    load,
     sample_geometry,
     sample_placements,
     sample_tensors,
     time_sample,
     write_sample,
 )
+from autoplace.models.backend import kernels
+from autoplace.operators.experts_cpu import KExpertsCPU
+from autoplace.operators.linear_cpuinfer import KLinearCPUInfer
 from autoplace.placement.placement import Choice, Placement
 from autoplace.placement.settings import RunSettings
 from autoplace.predict.calibration import Calibration
 from autoplace.predict.latency import LatencyModel
 from autoplace.predict.rates import FAMILIES, HostRates
+from autoplace.weights.ggml import GGMLType
 from autoplace.workload import Workload
 from tests.rules.specs import spec as spec_of
 from tests.tuner.problems import small_machine, small_spec
@@ -97,6 +103,28 @@ def test_the_sample_runs_whole_tokens_and_chunks() -> None:
     passes = {(one.num_threads, one.tokens, one.position) for one in seen}
     assert passes == {(1, 1, 16), (1, 32, 0), (1, 128, 0)}
     assert all(0 < one.seconds.low <= one.seconds.median <= one.seconds.high for one in seen)
+
+
+@pytest.mark.parametrize("interleave", ["auto", "off"])
+def test_single_operators_read_rows_in_the_order_that_the_engine_gives_them(
+    interleave: str, tmp_path: Path
+) -> None:
+    native = kernels()
+    assert native is not None
+    sample, machine = write_sample(small_spec(), tmp_path), small_machine(64)
+    blocks = next(sample_placements(sample.spec, machine, ("blocks",)))
+    model = load(sample, blocks, machine, interleave=interleave)
+    loaded: dict[tuple[GGMLType, tuple[int, ...]], bool] = {}
+    for module in model.root.modules():
+        parts = [module.blocks] if isinstance(module, KLinearCPUInfer) else []
+        parts += module.weights if isinstance(module, KExpertsCPU) else []
+        loaded |= {(one.ggml_type, one.shape[-2:]): one.interleaved for one in parts}
+    model.close()
+    interleaves = native.interleave_pays if interleave == "auto" else never_interleaved
+    subjects = [make(small_spec(), 1, "blocks", interleaves) for make in (Linears, Experts)]
+    stacks = [stack for subject in subjects for stack in subject.stacks]
+    timed = {(one.ggml_type, one.info.shape[-2:]): one.interleaved for one in stacks}
+    assert timed == {shape: loaded[shape] for shape in timed}
 
 
 def test_factors_that_are_hidden_in_the_times_of_the_sample_are_found(tmp_path: Path) -> None:
