@@ -1,5 +1,6 @@
 """Hydra's grammar in, plain values out, every mistake as one line."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,14 @@ class Composed:
     """Group → what it is set to."""
     given: Mapping[str, str]
     """Key → value as the user gave them, groups included."""
+
+    def changed(self, group: str) -> list[str]:
+        """Overridden keys of a group: `gpu_memory_gib-12` for `hardware.gpu_memory_gib=12`."""
+        return [
+            re.sub(r"[^\w.+-]+", "-", f"{key.partition('.')[2]}-{value}").strip("-")
+            for key, value in sorted(self.given.items())
+            if key.startswith(f"{group}.") and key != f"{group}.name"
+        ]
 
 
 def compose_command(command: str, overrides: Sequence[str]) -> Composed:
