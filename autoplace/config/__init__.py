@@ -1,24 +1,26 @@
 """The schema of conf/: key=value words in, one frozen config per command out."""
 
 from autoplace.config.build import load_config
-from autoplace.config.domain import (
+from autoplace.config.command_configs import (
     BenchConfig,
     CheckConfig,
     Config,
-    EngineConfig,
     ExportConfig,
     InspectConfig,
-    MeasureConfig,
-    ModelConfig,
     PlanConfig,
     ProbeConfig,
     ReportConfig,
+    SynthConfig,
+    TuneConfig,
+)
+from autoplace.config.group_configs import (
+    EngineConfig,
+    MeasureConfig,
+    ModelConfig,
     RunnerConfig,
     SamplerConfig,
     SettingsConfig,
     StorageConfig,
-    SynthConfig,
-    TuneConfig,
 )
 
 __all__ = [

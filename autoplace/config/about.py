@@ -3,8 +3,8 @@
 from typing import TypedDict
 
 from autoplace.config.compose import Composed
-from autoplace.config.domain import EngineConfig, ModelConfig
 from autoplace.config.engine import build_engine
+from autoplace.config.group_configs import EngineConfig, ModelConfig
 from autoplace.config.parts import build_model, build_workload
 from autoplace.workload import Workload
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from autoplace.config.command_configs import Config
 from autoplace.config.compose import Composed, compose_command
-from autoplace.config.domain import Config
 from autoplace.config.model_commands import build_inspect, build_probe, build_synth
 from autoplace.config.rule_commands import build_check, build_export, build_plan
 from autoplace.config.run_commands import build_bench, build_report, build_tune

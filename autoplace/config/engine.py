@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autoplace.config.compose import Composed
-from autoplace.config.domain import EngineConfig
+from autoplace.config.group_configs import EngineConfig
 from autoplace.config.values import require_one_of
 from autoplace.errors import AutoplaceError
 from autoplace.placement.settings import CUDA_GRAPHS, INTERLEAVE

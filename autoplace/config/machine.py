@@ -1,7 +1,7 @@
 """The machine that a command is about."""
 
 from autoplace.config.compose import Composed
-from autoplace.config.domain import MeasureConfig
+from autoplace.config.group_configs import MeasureConfig
 from autoplace.config.values import require_at_least, require_folder_name
 from autoplace.hardware.machine import Machine
 from autoplace.hardware.profile import machine_from_profile

@@ -1,8 +1,9 @@
 """What the commands are asked that look at a model and a machine: inspect, synth, probe."""
 
+from autoplace.config.command_configs import InspectConfig, ProbeConfig, SynthConfig
 from autoplace.config.compose import Composed
-from autoplace.config.domain import InspectConfig, ModelConfig, ProbeConfig, SynthConfig
 from autoplace.config.engine import build_engine
+from autoplace.config.group_configs import ModelConfig
 from autoplace.config.machine import build_machine, require_here
 from autoplace.config.parts import build_model
 from autoplace.config.values import (

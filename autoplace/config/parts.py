@@ -4,7 +4,7 @@ from pathlib import Path
 
 from autoplace.bench.request import MeasureSettings
 from autoplace.config.compose import Composed
-from autoplace.config.domain import (
+from autoplace.config.group_configs import (
     MeasureConfig,
     ModelConfig,
     SamplerConfig,

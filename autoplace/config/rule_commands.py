@@ -4,8 +4,8 @@ import glob
 from pathlib import Path
 
 from autoplace.config.about import about
+from autoplace.config.command_configs import CheckConfig, ExportConfig, PlanConfig
 from autoplace.config.compose import Composed
-from autoplace.config.domain import CheckConfig, ExportConfig, PlanConfig
 from autoplace.config.groups import choices, profile
 from autoplace.config.machine import build_machine
 from autoplace.config.parts import build_settings

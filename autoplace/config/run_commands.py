@@ -1,8 +1,9 @@
 """What the commands are asked that run placements or read of runs: bench, tune, report."""
 
 from autoplace.config.about import about
+from autoplace.config.command_configs import BenchConfig, ReportConfig, TuneConfig
 from autoplace.config.compose import Composed
-from autoplace.config.domain import BenchConfig, ReportConfig, RunnerConfig, TuneConfig
+from autoplace.config.group_configs import RunnerConfig
 from autoplace.config.machine import build_machine, build_measured_machine
 from autoplace.config.parts import build_measure, build_sampler, build_settings, build_storage
 from autoplace.config.values import (
