@@ -18,6 +18,8 @@ ELSEWHERE = {
     "KLinearIPEXLLM": "it runs on Intel GPUs (xpu)",
 }
 """Linears that KTransformers has beside those of the catalogue (rules section 1.3)."""
+_NAME_UNKNOWN = "injection stops: the wrapper asserts that it knows the name"
+_DEVICE_REFUSED = "its constructor asserts the device, so injection stops"
 _ON_CPU = {"linear": "KLinearCPUInfer", "experts": "KExpertsCPU"}
 _ON_GPU = {"linear": "KLinearMarlin or KLinearTorch", "experts": "KExpertsMarlin or KExpertsTorch"}
 
@@ -45,7 +47,7 @@ def _check_operators(subject: Subject) -> None:
                 "unknown-operator",
                 f"there is no operator {entry.operator!r} for {kind}"
                 f"{did_you_mean(str(entry.operator), known)}",
-                effect="injection stops: the wrapper asserts that it knows the name",
+                effect=_NAME_UNKNOWN,
             )
             continue
         if kind == "linear" and subject.assignment.engine not in operator.engines:
@@ -80,7 +82,7 @@ def _report_later(
         ERROR,
         "engine",
         f"{operator.name} is not in {subject.assignment.engine}",
-        effect="injection stops: the wrapper asserts that it knows the name",
+        effect=_NAME_UNKNOWN,
         remedy="use KLinearMarlin, the same bytes",
     )
 
@@ -99,7 +101,7 @@ def _check_device(
         "operator-device",
         f"{operator.name} runs on a {' or '.join(sorted(operator.device_kinds))}, "
         f"not on {entry.device}",
-        effect="its constructor asserts the device, so injection stops",
+        effect=_DEVICE_REFUSED,
         remedy=f"use {other} there, or another generate_device",
     )
 
@@ -120,7 +122,7 @@ def _check_prefill(subject: Subject) -> None:
             if on in operator.device_kinds:
                 continue
             message = f"prefill_op {name} does not run on its prefill_device"
-            effect = "its constructor asserts the device, so injection stops"
+            effect = _DEVICE_REFUSED
         subject.report_at(
             module,
             entry,

@@ -15,6 +15,7 @@ from autoplace.rules.subject import Subject, layers_of, list_names, short_name
 from autoplace.rules.vocabulary import LINEAR_ROLES, wrapped_kind
 
 ERROR = Severity.ERROR
+_BATCH_REFUSED = "the server calls it with the size of the batch: TypeError at the first request"
 _CALLED_WITH_BATCH = (*LINEAR_ROLES, Role.ROUTER, Role.LM_HEAD)
 
 
@@ -65,7 +66,7 @@ def _check_served(subject: Subject) -> None:
             f"{name} stays plain",
             layers=layers_of([module for module, _ in found]),
             rules=[entry.rule for _, entry in found],
-            effect="the server calls it with the size of the batch: TypeError at the first request",
+            effect=_BATCH_REFUSED,
             remedy=f"replace it by {'KQwen3MoeRMSNorm' if is_norm else 'KTransformersLinear'}",
         )
     devices = list(dict.fromkeys(subject.homes))
@@ -98,7 +99,7 @@ def _check_experts(subject: Subject, module: Module, entry: ModuleAssignment) ->
             "chat-class",
             f"{(entry.class_name or '').rpartition('.')[2]} is local_chat's, but this family runs "
             "in the server (balance_serve) only",
-            effect="the server calls it with the size of the batch: TypeError at the first request",
+            effect=_BATCH_REFUSED,
             remedy=f"write {wanted}",
         )
     if entry.operator != "KExpertsCPU":
