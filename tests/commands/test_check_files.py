@@ -21,7 +21,7 @@ from autoplace.placement.placement import Choice, LayerPlacement, Placement
 from autoplace.rules.compile import compile_rules
 from autoplace.rules.write import dump_rules
 from tests.rules.test_fix import MISTAKES
-from tests.rules.test_lint import v2_on_two_gpus
+from tests.rules.two_gpus import v2_on_two_gpus
 
 V2 = ("model=deepseek-v2", "engine=ktransformers-0.3")
 HOOK = Path(__file__).parents[2] / "hooks" / "check-rules"

@@ -11,7 +11,7 @@ from autoplace.placement.placement import Choice, LayerPlacement, Placement
 from autoplace.rules.export import rule_body
 from autoplace.rules.header import split_header
 from tests.rules.specs import spec
-from tests.rules.test_lint import v2_on_two_gpus
+from tests.rules.two_gpus import v2_on_two_gpus
 
 WORDS = ("model=deepseek-v2", "hardware=2xa6000")
 ENGINES = ("builtin", "ktransformers-0.2.1", "ktransformers-0.3", "ktransformers-0.3.2")

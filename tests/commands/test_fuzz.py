@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from autoplace.weights.metadata import SCALARS, Cursor, ValueType
-from tests.rules.test_lint import v2_on_two_gpus
+from tests.rules.two_gpus import v2_on_two_gpus
 
 MUTATIONS = 120
 GOOD = v2_on_two_gpus()

@@ -38,7 +38,7 @@ from tests.rules.comparison import FAMILIES, check_injected, ours, rule_lists, s
 from tests.rules.placements import placements
 from tests.rules.specs import spec
 from tests.rules.test_fix import MISTAKES, fixed
-from tests.rules.test_lint import v2_on_two_gpus
+from tests.rules.two_gpus import v2_on_two_gpus
 
 FIRST = "0.2.1.post1"
 EACH = [(version, family) for version, families in FAMILIES.items() for family in families]

@@ -19,7 +19,7 @@ from autoplace.rules.rule import Rule
 from autoplace.rules.subject import homes_of
 from autoplace.workload import Workload
 from tests.rules.specs import spec
-from tests.rules.test_lint import CPU, FIRST, SECOND, TWO_GPUS, gpu, sub, v2_on_two_gpus
+from tests.rules.two_gpus import CPU, FIRST, SECOND, TWO_GPUS, gpu, sub, v2_on_two_gpus
 
 GIB = 1024**3
 MODEL = spec("deepseek-v2")

@@ -16,7 +16,7 @@ from autoplace.rules.lint import examine
 from autoplace.rules.read import read_rules
 from tests.rules.specs import spec
 from tests.rules.test_fix import MISTAKES, examined, meaning, situation
-from tests.rules.test_lint import TWO_GPUS, v2_on_two_gpus
+from tests.rules.two_gpus import TWO_GPUS, v2_on_two_gpus
 
 MODEL = spec("deepseek-v2")
 GOOD = v2_on_two_gpus()
