@@ -177,10 +177,20 @@ def llama_cpp_study(config: TuneConfig, spec: ModelSpec, path: Path) -> LlamaCpp
         own=parse_args(config.engine.args) if config.engine.args else None,
         keep=config.engine.keep,
     )
-    study.notes.extend(study.check())
+    study.notes.extend([*study.check(), *_of_other_cache(config.kv_type)])
     for warning in study.notes:
         progress_console().print(f"warning: {warning}", soft_wrap=True)
     return study
+
+
+def _of_other_cache(kv_type: str) -> list[str]:
+    """llama.cpp's own ways stay as they are."""
+    if kv_type == "f16":
+        return []
+    return [
+        f"the cache of the trials is {kv_type}, that of llama.cpp's own ways f16: by how much "
+        "answers differ is not measured"
+    ]
 
 
 def _basis(machine: Machine, *, predicted: bool) -> Basis:

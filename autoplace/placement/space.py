@@ -81,6 +81,12 @@ class SearchSpace:
             return self.machine.devices
         return self.machine.gpus or self.machine.devices
 
+    @property
+    def head_follows(self) -> bool:
+        """Whether the output is where the last layer is: llama.cpp has no word for an output that
+        is the embedding."""
+        return self.engine == llama_cpp.ENGINE and self.spec.geometry.tied_embeddings
+
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
         """All dimensions in a fixed order; those that leave no choice are left out."""
@@ -135,8 +141,13 @@ class SearchSpace:
             )
             for layer, device in enumerate(devices)
         )
-        head = self._head_choices[str(full["lm_head"])]
-        return Placement(self.engine, layers, head), self._settings(full)
+        return Placement(self.engine, layers, self._head(full, devices[-1])), self._settings(full)
+
+    def _head(self, values: Mapping[str, Value], last: str) -> Choice:
+        """The output; `last` is the last layer's device."""
+        if self.head_follows:
+            return next(choice for choice in self._head_choices.values() if choice.device == last)
+        return self._head_choices[str(values["lm_head"])]
 
     def _settings(self, values: Mapping[str, Value]) -> RunSettings:
         kv_type, chunk = str(values["kv_type"]), int(values["prefill_chunk"])
@@ -194,7 +205,7 @@ class SearchSpace:
                 else []
             ),
             *(_categorical(name, tuple(choices)) for name, choices in self._choices.items()),
-            _categorical("lm_head", tuple(self._head_choices)),
+            *([] if self.head_follows else [_categorical("lm_head", tuple(self._head_choices))]),
             _categorical("num_threads", thread_choices(self.machine)),
             _categorical("prefill_chunk", chunk_choices(self.workload)),
             _categorical("kv_type", self.kv_types),

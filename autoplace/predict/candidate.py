@@ -70,10 +70,17 @@ def placement_of(candidate: Candidate, parts: Sequence[Part]) -> Placement:
                     experts,
                 )
             )
-    head = next((choices.heads[p.device][p.head].choice for p in parts if p.head is not None), None)
-    if head is None:
-        head = choices.heads[choices.space.machine.host.name][0].choice
-    return Placement(choices.space.engine, tuple(layers), head)
+    return Placement(choices.space.engine, tuple(layers), _head(choices, parts, layers[-1].device))
+
+
+def _head(choices: Choices, parts: Sequence[Part], last: str) -> Choice:
+    """The output where the split has it, or at the last layer's device where it has to be there."""
+    if choices.space.head_follows:
+        return choices.heads[last][0].choice
+    for part in parts:
+        if part.head is not None:
+            return choices.heads[part.device][part.head].choice
+    return choices.heads[choices.space.machine.host.name][0].choice
 
 
 def _on_host(candidate: Candidate) -> Choice:

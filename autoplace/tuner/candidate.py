@@ -87,7 +87,7 @@ class Candidate:
     plan: MemoryPlan
     args: LlamaCppArgs | None = None
     parted: str = ""
-    """llama.cpp's line where the placement is only the nearest to what it says."""
+    """llama.cpp's line where it says more than the placement and the settings."""
 
     @cached_property
     def key(self) -> str:
@@ -153,9 +153,7 @@ class Preparer:
         parted = llama_cpp.parted(rules) if llama_cpp is not None else ""
         key = candidate_key(placement, settings, parted)
         if key not in self._known and llama_cpp is not None:
-            args = llama_cpp.args(placement, settings, rules)
-            plan, line = llama_cpp.plan(args), rules or line_of(args)
-            self._known[key] = Candidate(placement, settings, line, plan, args, parted)
+            self._known[key] = _of_llama_cpp(llama_cpp, placement, settings, rules)
         if key not in self._known:
             spec = self._problem.spec
             if rules is None:
@@ -188,3 +186,14 @@ class Preparer:
             settings=settings,
             dtype_bytes=self._problem.dtype_bytes,
         )
+
+
+def _of_llama_cpp(
+    study: LlamaCppStudy, placement: Placement, settings: RunSettings, line: str | None
+) -> Candidate:
+    """The line as it is, or that of the placement; the user's kept overrides change where it is."""
+    args = study.args(placement, settings, line)
+    where = placement if line is not None else study.placed(placement, args)
+    text = line if line is not None else line_of(args)
+    parted = study.parted(text if line is not None or study.kept else None)
+    return Candidate(where, settings, text, study.plan(args), args, parted)

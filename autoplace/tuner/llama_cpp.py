@@ -7,15 +7,18 @@ from functools import cached_property
 from autoplace.architectures.spec import ModelSpec
 from autoplace.bench.llama_cpp.fit import fitted_arguments
 from autoplace.bench.llama_cpp.tools import FIT, Tools
+from autoplace.bench.llama_cpp.words import refuse_what_it_has_not
 from autoplace.errors import AutoplaceError
 from autoplace.export.llama_cpp import (
     LlamaCppArgs,
     args_of_placement,
     buffers_of,
-    check_overrides,
+    live_overrides,
     nearest_placement,
     parse_args,
     placement_of,
+    tensor_devices,
+    warnings_of,
 )
 from autoplace.export.llama_cpp.memory import plan_llama_cpp
 from autoplace.export.llama_cpp.names import EVERY_LAYERS_EXPERTS
@@ -54,31 +57,44 @@ class LlamaCppStudy:
     keep: bool = False
     """Whether what they override stays there in every trial."""
     notes: list[str] = field(default_factory=list, compare=False)
-    """What could not be compared with, and why."""
+    """What could not be compared with, and why; what is doubtful in the user's line."""
 
     @cached_property
     def buffers(self) -> dict[str, str]:
         return buffers_of(self.machine)
 
-    @property
+    @cached_property
     def kept(self) -> tuple[tuple[str, str], ...]:
-        return self.own.overrides if self.keep and self.own is not None else ()
+        """The user's overrides that stay in every trial, but for those that match nothing."""
+        own = self.own.overrides if self.keep and self.own is not None else ()
+        return live_overrides(own, self.spec.tensors)
 
     def args(self, placement: Placement, settings: RunSettings, line: str | None) -> LlamaCppArgs:
         """What is run: the line where there is one, else what says the placement.
 
-        Kept overrides come first, since the first pattern that is found wins.
+        Kept overrides come first, since the first pattern that is found wins; what they leave
+        nothing of is left out.
         """
         if line is not None:
             return self._with_servers(parse_args(line))
-        args = args_of_placement(
+        args = self._args_of(placement, settings)
+        if not self.kept:
+            return args
+        overrides = live_overrides((*self.kept, *args.overrides), self.spec.tensors)
+        return replace(args, overrides=overrides)
+
+    def _args_of(self, placement: Placement, settings: RunSettings) -> LlamaCppArgs:
+        return args_of_placement(
             placement,
             settings,
             self.spec,
             self.buffers,
             context_tokens=self.workload.context_tokens,
         )
-        return replace(args, overrides=(*self.kept, *args.overrides))
+
+    def placed(self, placement: Placement, args: LlamaCppArgs) -> Placement:
+        """Where the arguments of a placement put it: kept overrides have the last word."""
+        return nearest_placement(args, self.spec, self.buffers) if self.kept else placement
 
     def plan(self, args: LlamaCppArgs) -> MemoryPlan:
         return plan_llama_cpp(
@@ -108,35 +124,45 @@ class LlamaCppStudy:
         yield from found.values()
 
     def parted(self, line: str | None) -> str:
-        """The line where it splits what a placement keeps together, as `--fit` does; else empty.
+        """The line where it says more than its placement and settings do; else empty.
 
-        Its placement is then only the nearest, and does not tell it from others.
+        It splits what a placement keeps together, as `--fit` does, or has other words.
         """
         if line is None:
             return ""
+        args = self._with_servers(parse_args(line))
         try:
-            placement_of(self._with_servers(parse_args(line)), self.spec, self.buffers)
+            placement = placement_of(args, self.spec, self.buffers)
+            plain = self._args_of(placement, settings_of(args, num_cores=self.machine.num_cores))
         except AutoplaceError:
             return line
-        return ""
+        is_plain = self._devices(args) == self._devices(plain)
+        return "" if is_plain and not _says_more(args, self.workload.context_tokens) else line
+
+    def _devices(self, args: LlamaCppArgs) -> dict[str, str]:
+        return tensor_devices(args, self.spec, self.buffers)
 
     def _named(self) -> Iterator[tuple[str, LlamaCppArgs]]:
         """`fit` is off but where it is asked for, so that a line means the same everywhere."""
         if self.own is not None:
-            yield "your arguments", self._checked(self.own)
+            yield "your arguments", self._with_servers(self._live(self.own))
         plain = self._with_servers(
             LlamaCppArgs(context=self.workload.context_tokens, parallel=1, fit=False)
         )
         yield "defaults", plain
         fitted = self._fitted(plain)
         if fitted is not None:
-            yield FITTED, fitted
+            yield FITTED, self._live(fitted)
         if self.spec.moe_layers:
             yield "--cpu-moe", replace(plain, overrides=((EVERY_LAYERS_EXPERTS, "CPU"),))
 
     def _fitted(self, plain: LlamaCppArgs) -> LlamaCppArgs | None:
         """Without devices there is nothing to fit: the same as the defaults."""
         if not self.machine.gpus:
+            self.notes.append(
+                "there is no device beside the host to fit to: llama.cpp's --fit was not run, "
+                "since it leaves the defaults as they are"
+            )
             return plain
         if FIT not in self.tools.programs:
             self.notes.append(
@@ -150,22 +176,59 @@ class LlamaCppStudy:
             self.notes.append(f"llama.cpp's --fit found nothing: {error}")
             return None
 
-    def _checked(self, own: LlamaCppArgs) -> LlamaCppArgs:
-        """With what every trial has. Raise `AutoplaceError` for patterns that match nothing."""
-        findings = check_overrides(own, list(self.spec.tensors), self.buffers)
-        if findings:
-            raise AutoplaceError(f"engine.args: {findings[0].message}")
-        context = own.context if own.context is not None else self.workload.context_tokens
-        if context and context < self.workload.context_tokens:
+    def _live(self, args: LlamaCppArgs) -> LlamaCppArgs:
+        """The same without a path and without patterns that move nothing: fit to be exported."""
+        context = args.context if args.context is not None else self.workload.context_tokens
+        overrides = live_overrides(args.overrides, self.spec.tensors)
+        return replace(args, overrides=overrides, context=context, model=None)
+
+    def check(self) -> list[str]:
+        """Warnings about the user's own line. Raise `AutoplaceError` for what cannot be run."""
+        if self.own is None:
+            return []
+        source, own = "engine.args", self.own
+        warnings = warnings_of(own, list(self.spec.tensors), self.buffers, source=source)
+        if own.context and own.context < self.workload.context_tokens:
             raise AutoplaceError(
-                f"engine.args: -c {context} is less than the {self.workload.context_tokens} tokens "
-                f"of workload {self.workload.name}"
+                f"{source}: -c {own.context} is less than the {self.workload.context_tokens} "
+                f"tokens of workload {self.workload.name}"
             )
-        return self._with_servers(replace(own, context=context, model=None))
+        refuse_what_it_has_not(self._with_servers(own), self.tools, source=source)
+        for kv_type in {own.cache_type_k, own.cache_type_v} - {"f16"}:
+            warnings.append(
+                f"{source}: its cache is {kv_type}, not f16: by how much answers differ is not "
+                "measured"
+            )
+        if own.parallel not in (None, 1):
+            warnings.append(
+                f"{source}: -np {own.parallel} is for several users; one is measured at a time"
+            )
+        return warnings
 
     def _with_servers(self, args: LlamaCppArgs) -> LlamaCppArgs:
         endpoints = tuple(gpu.endpoint for gpu in self.machine.gpus if gpu.endpoint)
         return replace(args, rpc=endpoints or args.rpc)
+
+
+def _says_more(args: LlamaCppArgs, context_tokens: int) -> bool:
+    """Whether it has words that no placement and no settings stand for."""
+    as_usual = LlamaCppArgs(
+        n_gpu_layers=args.n_gpu_layers,
+        tensor_split=args.tensor_split,
+        overrides=args.overrides,
+        cache_type_k=args.cache_type_k,
+        cache_type_v=args.cache_type_k,
+        batch=args.batch,
+        ubatch=args.ubatch,
+        threads=args.threads,
+        threads_batch=args.threads_batch if args.threads_batch == args.threads else None,
+        flash_attn=args.flash_attn,
+        context=args.context if args.context == context_tokens else None,
+        rpc=args.rpc,
+        fit=None if args.fit else args.fit,
+        parallel=args.parallel if args.parallel == 1 else None,
+    )
+    return args != as_usual
 
 
 def line_of(args: LlamaCppArgs) -> str:

@@ -92,6 +92,7 @@ def verdict(summary: Summary) -> Iterator[str]:
     yield gain_sentence(summary)
     if summary.key["engine"] == LLAMA_CPP:
         yield fit_sentence(summary)
+        yield from (f"Note: {note}." for note in summary.notes)
         yield from (f"To paste: {line}" for line in lines_to_paste(best.record.rules))
     if len(summary.front) == 1:
         yield "One placement dominates: none has a faster decode or a shorter prefill."

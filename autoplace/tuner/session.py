@@ -23,7 +23,7 @@ from autoplace.tuner.sampler import make_sampler
 from autoplace.tuner.search import Search, SearchSettings
 from autoplace.tuner.storage import BUSY_TIMEOUT_S, exclusively, open_storage, storage_errors
 from autoplace.tuner.study import StudyKey, ancestors, find_study, open_study
-from autoplace.tuner.summary import ENDED, Summary, summarise
+from autoplace.tuner.summary import ENDED, NOTES, Summary, summarise
 
 INTERRUPTED = "it was interrupted"
 
@@ -141,6 +141,8 @@ def _search(
             )
             progress.resume(summarise(study, problem.machine, problem.workload).best)
             search.enqueue_first(user_rules=session.user_rules, earlier=earlier)
+            if problem.llama_cpp is not None:
+                study.set_user_attr(NOTES, list(dict.fromkeys(problem.llama_cpp.notes)))
             ended = search.run()
             if settings.audit_prunes:
                 audit_prunes(

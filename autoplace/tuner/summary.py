@@ -26,6 +26,8 @@ from autoplace.workload import Workload
 
 ENDED = "ended"
 """Study attribute: why the last search of the study ended."""
+NOTES = "notes"
+"""Study attribute: what the last call could not compare with, and why."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Summary:
     """llama.cpp's `--fit`, measured in turn with the front."""
     audit: tuple[Audited, ...] = ()
     """Pruned placements that were run to see."""
+    notes: tuple[str, ...] = ()
+    """What could not be compared with, and why; what was doubtful in the user's line."""
 
     @property
     def basis(self) -> str:
@@ -107,6 +111,7 @@ def summarise(study: optuna.Study, machine: Machine, workload: Workload) -> Summ
         learned=study.user_attrs.get(LEARNED),
         fitted=next((one for one in figures if is_fitted(one.record)), None),
         audit=audited(study),
+        notes=tuple(study.user_attrs.get(NOTES, ())),
     )
 
 

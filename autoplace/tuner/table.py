@@ -42,6 +42,7 @@ def summary_json(summary: Summary, published: Published) -> dict[str, Any]:
         "front": [_point(one, summary) for one in summary.front],
         "gain": {"ratio": ratio, "two_standard_errors": error},
         "gain_over_fit": _over_fit(summary),
+        "notes": list(summary.notes),
         "noise": vars(summary.noise),
         "drift": summary.drift,
         "files": {

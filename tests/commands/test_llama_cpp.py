@@ -22,13 +22,14 @@ QUICK = (
     "measure.unstable_spread=100",
 )
 WHEEL = "engine.tool=xllamacpp"
+OWN = "-ub 8 -t 1 -ot blk.99.ffn=CPU"
 
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
     folder = tmp_path_factory.mktemp("tune")
     environment = {"AUTOPLACE_CACHE": str(folder), "AUTOPLACE_LOCK": str(folder / "lock")}
-    words = (*QUICK, WHEEL, "n_trials=2", f"study_dir={folder}", "engine.args=-ub 8 -t 1")
+    words = (*QUICK, WHEEL, "n_trials=2", f"study_dir={folder}", f"engine.args='{OWN}'")
     return autoplace("tune", *words, "output=json", environment=environment), folder
 
 
@@ -50,6 +51,28 @@ def test_the_gain_over_fit_is_told_with_its_noise_and_time(tuned: tuple[Done, Pa
     report = next(folder.rglob("report.md")).read_text()
     assert "llama.cpp's own --fit" in report
     assert "minutes" in report
+
+
+def test_what_fit_was_not_run_for_is_said_in_the_answer_and_in_the_report(
+    tuned: tuple[Done, Path],
+) -> None:
+    done, folder = tuned
+    (note,) = (note for note in json.loads(done.stdout)["notes"] if "--fit" in note)
+    assert "there is no device beside the host to fit to" in note
+    assert f"Note: {note}." in next(folder.rglob("report.md")).read_text()
+
+
+def test_a_pattern_of_the_users_own_that_matches_nothing_is_told_and_measured(
+    tuned: tuple[Done, Path],
+) -> None:
+    done, folder = tuned
+    warning = "engine.args: -ot blk.99.ffn=CPU matches no tensor of the file"
+    assert f"warning: {warning}" in done.stderr
+    report = next(folder.rglob("report.md")).read_text()
+    assert f"Note: {warning}." in report
+    assert "your arguments" in report
+    # What is exported has nothing that matches nothing.
+    assert "blk.99" not in next(folder.rglob("best.preset.ini")).read_text()
 
 
 def test_the_best_is_a_preset_and_lines_to_paste(tuned: tuple[Done, Path]) -> None:
@@ -84,7 +107,8 @@ def test_bench_reads_the_preset_and_tells_bytes_against_the_plan(
     ("command", "words", "message"),
     [
         ("tune", ("max_kl=0.1", WHEEL), "max_kl guards builtin's trials"),
-        ("tune", ("engine.args=-ot nothing=CPU", WHEEL), "matches no tensor"),
+        ("tune", ("engine.args=-ot blk=CUDA7", WHEEL), "there is no such buffer, only CPU"),
+        ("tune", ("engine.args=--mlock", WHEEL), "the xllamacpp wheel cannot be told --mlock"),
         ("tune", ("engine.args=-ub 8 -ub 16", WHEEL), "-ub"),
         ("tune", ("engine.keep=true", WHEEL), "which is not given"),
         ("tune", ("engine.binaries=/nowhere",), "there is no /nowhere"),

@@ -1,14 +1,19 @@
 """What is tuned for llama.cpp: the same space, with leading layers on the host, and its knobs."""
 
 import random
+from collections.abc import Mapping
 
 import pytest
 
 from autoplace.catalog.llama_cpp import ENGINE, EXPERTS, LINEAR
+from autoplace.export.llama_cpp import args_of_placement, buffers_of, placement_of
+from autoplace.export.memory import PlacementMemory
 from autoplace.hardware.machine import Machine
-from autoplace.placement.placement import Choice
+from autoplace.placement.placement import Choice, Placement
 from autoplace.placement.settings import RunSettings
 from autoplace.placement.space import SearchSpace
+from autoplace.predict.latency import LatencyModel
+from autoplace.predict.solve import Solver
 from autoplace.workload import Workload
 from tests.placement.machines import machine
 from tests.rules.specs import spec
@@ -69,3 +74,31 @@ def test_settings_of_other_engines_are_written_down_as_before() -> None:
         "prefill_chunk": 512,
         "kv_type": "f16",
     }
+
+
+@pytest.mark.parametrize("gpus", [(24,), (24, 12)])
+def test_an_output_that_is_the_embedding_is_where_the_last_layer_is(gpus: tuple[int, ...]) -> None:
+    space, rng = space_of("smollm2-135m", machine(*gpus)), random.Random(2)
+    assert "lm_head" not in space.names
+    assert "lm_head" in SearchSpace(spec("smollm2-135m"), machine(*gpus), LONG, "builtin").names
+    for _ in range(50):
+        placement, settings = space.decode(space.draw(rng))
+        assert placement.lm_head.device == placement.layers[-1].device
+        args = args_of_placement(
+            placement, settings, space.spec, buffers_of(space.machine), context_tokens=4096
+        )
+        assert placement_of(args, space.spec, buffers_of(space.machine)) == placement
+        assert args.overrides == ()
+
+
+def test_solutions_for_a_tied_output_are_such_that_llama_cpp_can_say_them() -> None:
+    space = space_of("smollm2-135m", machine(24, 12))
+    model = LatencyModel(space.spec, space.machine, LONG, engine=ENGINE)
+    plans = PlacementMemory(space.spec, space.machine)
+
+    def overrun(placement: Placement, settings: RunSettings) -> Mapping[str, int]:
+        return plans.plan(placement, settings, LONG).overrun_bytes(space.machine)
+
+    solved = Solver(space, model, overrun).solve()
+    assert solved.pool
+    assert all(space.encode(one.placement, one.settings) is not None for one in solved.pool)

@@ -67,13 +67,7 @@ class LlamaCppArgs:
     model: str | None = None
     """Path of the GGUF file."""
     extra: tuple[str, ...] = ()
-    """Words that are passed on as they are, in llama-server's spelling; llama-bench gets those
-    that it has a word for."""
-
-    @property
-    def not_in_bench(self) -> tuple[str, ...]:
-        """Words of `extra` that llama-bench has not, and is started without."""
-        return tuple(_bench_extra(self.extra)[1])
+    """Words that are passed on as they are, in llama-server's spelling."""
 
     @property
     def batch_threads(self) -> int | None:
@@ -83,7 +77,8 @@ class LlamaCppArgs:
     def to_command(self, program: str) -> list[str]:
         """The words that start a program (a path, or a name) with these arguments.
 
-        Raises `AutoplaceError` for what llama-bench cannot say: two numbers of threads.
+        Raises `AutoplaceError` for what llama-bench cannot say: two numbers of threads, and words
+        that it has not.
         """
         is_bench = PurePath(program).name.removesuffix(".exe") == BENCH
         return [program, *(self._bench_words() if is_bench else self._common_words())]
@@ -122,7 +117,7 @@ class LlamaCppArgs:
             yield from ("-ot", ";".join(self._override_words(";,")))
         if self.fit:
             yield from ("-fitt", str(self.fit_target_mib or 1024))
-        yield from _bench_extra(self.extra)[0]
+        yield from _bench_extra(self.extra)
 
     def _shared_words(self, separator: str) -> Iterator[str]:
         yield from _given("-m", self.model)
@@ -149,19 +144,19 @@ class LlamaCppArgs:
             yield f"{pattern}={buffer}"
 
 
-def _bench_extra(extra: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What llama-bench is told of other programs' words, and what is left out."""
-    told: list[str] = []
-    left: list[str] = []
+def _bench_extra(extra: Sequence[str]) -> Iterator[str]:
+    """Other programs' words as llama-bench has them."""
     words = iter(extra)
     for word in words:
         if word in BENCH_OF_EXTRA:
-            told += BENCH_OF_EXTRA[word]
+            yield from BENCH_OF_EXTRA[word]
         elif word in BENCH_SAME:
-            told += [word, next(words, "")]
+            yield from (word, next(words, ""))
         else:
-            left.append(word)
-    return told, left
+            raise AutoplaceError(
+                f"{BENCH} has no {word} to measure with; leave it out, or measure with "
+                "engine.tool=llama-server"
+            )
 
 
 def _given(word: str, value: object, default: object = None) -> list[str]:

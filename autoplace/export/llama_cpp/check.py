@@ -1,22 +1,25 @@
 """What is wrong with a line of llama.cpp arguments for a file: patterns, pairs, buffers."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from autoplace.errors import AutoplaceError
 from autoplace.export.llama_cpp.args import LlamaCppArgs
 from autoplace.export.llama_cpp.names import EXPERTS, gate_and_up
-from autoplace.rules.finding import Finding, Severity
+from autoplace.rules.finding import Finding, Severity, layers_text, merge
 from autoplace.rules.pattern import PatternError, compile_pattern
 
 _SAYS_NOTHING = "llama.cpp says nothing, and the tensors stay with their layer"
+_IDLE = frozenset({"dead-override", "shadowed-override"})
+"""What moves no tensor; llama.cpp's own `--fit` writes such, and parts gate and up."""
 
 
 def check_overrides(
     args: LlamaCppArgs, names: Sequence[str], buffers: Mapping[str, str] | None = None
 ) -> list[Finding]:
     """Patterns against the tensors of the file, `names`: one that does not compile, that matches
-    nothing, or whose tensors earlier ones take is an error; so is one that parts gate and up, and
-    a buffer that is not among `buffers` (device → name)."""
+    nothing, or whose tensors earlier ones take is an error; so is a buffer that is not among
+    `buffers` (device → name). Parted gate and up run, but slowly: a warning."""
     findings: list[Finding] = []
     taken: dict[str, str] = {}
     for number, (pattern, buffer) in enumerate(args.overrides, start=1):
@@ -42,6 +45,45 @@ def check_overrides(
     return findings
 
 
+def warnings_of(
+    args: LlamaCppArgs,
+    names: Sequence[str],
+    buffers: Mapping[str, str],
+    *,
+    source: str,
+    is_exported: bool = False,
+) -> list[str]:
+    """What is doubtful, but runs. A user's own line may have patterns that move nothing; what was
+    exported for a model may not.
+
+    Raises `AutoplaceError` for the rest.
+    """
+    findings = check_overrides(args, names, buffers)
+    for finding in findings:
+        is_idle = finding.code in _IDLE and not is_exported
+        if finding.severity is Severity.ERROR and not is_idle:
+            raise AutoplaceError(f"{source}: {finding.message}")
+    return [f"{source}: {finding.message}{_in_layers(finding)}" for finding in merge(findings)]
+
+
+def _in_layers(finding: Finding) -> str:
+    return f" in {layers_text(finding.layers)}" if finding.layers else ""
+
+
+def live_overrides(
+    overrides: Iterable[tuple[str, str]], names: Iterable[str]
+) -> tuple[tuple[str, str], ...]:
+    """Those that decide where some tensor goes: the others match nothing, or only what earlier
+    ones take."""
+    left = set(names)
+    live = []
+    for pattern, buffer in overrides:
+        found = {name for name in left if re.search(pattern, name)}
+        live += [(pattern, buffer)] if found else []
+        left -= found
+    return tuple(live)
+
+
 def _parted(taken: Mapping[str, str], names: Sequence[str]) -> Iterator[Finding]:
     """Gate and up on different devices: SwiGLU takes both, so one result moves at every token."""
     pairs: dict[str, dict[str, str]] = {}
@@ -57,7 +99,7 @@ def _parted(taken: Mapping[str, str], names: Sequence[str]) -> Iterator[Finding]
             parted.setdefault((kind, halves["gate"], halves["up"]), []).append(layer)
     for (kind, gate, up), layers in parted.items():
         yield Finding(
-            Severity.ERROR,
+            Severity.WARNING,
             "parted-gate-and-up",
             f"gate of {kind} is on {gate}, but up is on {up}",
             layers=tuple(sorted(set(layers))),

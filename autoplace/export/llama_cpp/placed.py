@@ -137,10 +137,9 @@ def _overrides(
             experts.setdefault(device, []).append(module.layer)
         else:
             others.setdefault(device, []).extend(module.tensors)
+    pattern_of = old_experts_of_layers if has_old_experts(spec.tensors) else experts_of_layers
     for device, layers in experts.items():
-        yield experts_of_layers(layers), device
-        if has_old_experts(spec.tensors):
-            yield old_experts_of_layers(layers), device
+        yield pattern_of(layers), device
     for device, names in others.items():
         if EMBEDDING in names and device != HOST:
             raise AutoplaceError(

@@ -58,10 +58,17 @@ def test_cpu_moe_is_its_pattern() -> None:
 
 
 def test_other_words_are_passed_on_and_the_benchmark_is_told_of_those_it_has() -> None:
-    args = parse_args("--port 8080 --mlock --no-op-offload --poll 50 --api-key k")
-    assert args.extra[:3] == ("--port", "8080", "--mlock")
+    args = parse_args("--no-op-offload --poll 50")
+    assert args.extra == ("--no-op-offload", "--poll", "50")
     assert args.to_command("llama-bench")[1:] == ["-nopo", "1", "--poll", "50"]
-    assert args.not_in_bench == ("--port", "8080", "--mlock", "--api-key", "k")
+
+
+@pytest.mark.parametrize("word", ["--port 8080", "--mlock", "--api-key k"])
+def test_the_benchmark_is_not_started_without_words_that_it_has_not(word: str) -> None:
+    args = parse_args(f"--poll 50 {word}")
+    assert args.to_command("llama-server")[3:] == word.split()
+    with pytest.raises(AutoplaceError, match=f"llama-bench has no {word.split()[0]} to measure"):
+        args.to_command("llama-bench")
 
 
 def test_a_physical_batch_is_cut_to_the_logical_one() -> None:
