@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from autoplace.bench.host_lock import alone_on_this_host
@@ -40,9 +39,7 @@ def test_a_killed_holder_lets_the_waiting_one_go_on(tmp_path: Path) -> None:
 
 def test_a_free_lock_is_taken_without_a_word(tmp_path: Path) -> None:
     said: list[str] = []
-    start_s = time.monotonic()
     for _ in range(2):
         with alone_on_this_host(said.append, path=tmp_path / "lock"):
             pass
     assert not said
-    assert time.monotonic() - start_s < 0.5

@@ -104,10 +104,16 @@ def test_a_line_that_contradicts_itself_is_refused_by_both_words(
 
 
 @pytest.mark.parametrize(
-    "line", ["-ngl 3 -ngl 3", "-fa auto -ctv q8_0", "-ngl auto -fit on", "-dev none -ngl 0"]
+    ("line", "args"),
+    [
+        ("-ngl 3 -ngl 3", LlamaCppArgs(n_gpu_layers=3)),
+        ("-fa auto -ctv q8_0", LlamaCppArgs(flash_attn="auto", cache_type_v="q8_0")),
+        ("-ngl auto -fit on", LlamaCppArgs(fit=True)),
+        ("-dev none -ngl 0", LlamaCppArgs(n_gpu_layers=0, devices=("none",))),
+    ],
 )
-def test_what_only_says_a_thing_twice_is_no_contradiction(line: str) -> None:
-    parse_args(line)
+def test_what_only_says_a_thing_twice_is_no_contradiction(line: str, args: LlamaCppArgs) -> None:
+    assert parse_args(line) == args
 
 
 @pytest.mark.parametrize(
