@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as fault:
+    except Exception as fault:  # what nobody foresaw is our fault, said in one line, kept in full
         if os.environ.get("AUTOPLACE_DEBUG"):
             traceback.print_exc()
         print(f"autoplace: {_fault_line(fault)}", file=sys.stderr)

@@ -128,7 +128,7 @@ def prepare(request: TrialRequest) -> Outcome | None:
         gguf = GGUFFile.open(Path(request.model_path))
         set_threads(request.settings.num_threads)
         _reference(request, gguf, spec_from_gguf(gguf))
-    except Exception as error:  # as in run_trial
+    except Exception as error:  # as in run_trial: whatever it is, it is the result
         return failed(error, request.machine)
     return None
 
