@@ -72,11 +72,18 @@ class ModelSpec:
 
     def of_role(self, role: Role, layer: int | None = None) -> tuple[Module, ...]:
         """Modules of a role, in order; of one layer if one is given."""
-        return tuple(
-            module
-            for module in self.modules
-            if module.role is role and (layer is None or module.layer == layer)
-        )
+        if layer is None:
+            return tuple(module for module in self.modules if module.role is role)
+        return self._in_layers.get((role, layer), ())
+
+    @cached_property
+    def _in_layers(self) -> Mapping[tuple[Role, int], tuple[Module, ...]]:
+        found: dict[tuple[Role, int], tuple[Module, ...]] = {}
+        for module in self.modules:
+            if module.layer is not None:
+                key = (module.role, module.layer)
+                found[key] = (*found.get(key, ()), module)
+        return found
 
     @cached_property
     def moe_layers(self) -> tuple[int, ...]:

@@ -20,9 +20,16 @@ class PlacementMemory:
         self._machine = machine
         self._dtype_bytes = dtype_bytes
         self._expander = Expander(spec)
+        self._known: dict[tuple[Placement, RunSettings, Workload], MemoryPlan] = {}
 
     def plan(self, placement: Placement, settings: RunSettings, workload: Workload) -> MemoryPlan:
-        """Raises `AutoplaceError` for what the engine's flags cannot say."""
+        """Worked out once. Raises `AutoplaceError` for what the engine's flags cannot say."""
+        key = (placement, settings, workload)
+        if key not in self._known:
+            self._known[key] = self._plan(*key)
+        return self._known[key]
+
+    def _plan(self, placement: Placement, settings: RunSettings, workload: Workload) -> MemoryPlan:
         if placement.engine != llama_cpp.ENGINE:
             return plan_memory(
                 self._spec,

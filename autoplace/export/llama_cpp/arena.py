@@ -14,7 +14,7 @@ ALIGNMENT = 128
 """Of a tensor in CUDA's buffers; 64 on the CPU."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Tensor:
     """A result of a node, or an input of the graph (`inputs` empty, allocated at the start)."""
 

@@ -122,8 +122,12 @@ def tensor_devices(
         of_layer = of_layers[-1 if module.layer is None else module.layer]
         device = HOST if module.role is Role.EMBEDDING else of_layer
         for tensor in module.tensors:
-            overridden = (to for pattern, to in patterns if pattern.search(tensor))
-            found[tensor_key(module, tensor)] = next(overridden, device)
+            key = tensor_key(module, tensor)
+            found[key] = device
+            for pattern, to in patterns:
+                if pattern.search(tensor):
+                    found[key] = to
+                    break
     return found
 
 
