@@ -60,6 +60,7 @@ def test_the_document_has_numbers_and_bytes_three_ways(rules: Path) -> None:
     metrics = document["metrics"]
     assert metrics["decode_tok_per_s"]["median"] > 0
     assert metrics["quality"]["num_positions"] == 4
+    assert metrics["role_seconds"] is None
     declared = {name: entry["peak"] for name, entry in metrics["declared_bytes"].items()}
     predicted = document["predicted"]["devices"]
     assert declared == {name: entry["peak_bytes"] for name, entry in predicted.items()}
@@ -82,9 +83,10 @@ def test_out_of_memory_ends_with_1_and_names_the_device(rules: Path) -> None:
 
 
 def test_the_text_has_the_same_in_tables(rules: Path) -> None:
-    done = bench(rules)
+    done = bench(rules, "measure.by_role=true")
     assert done.code == 0, done.stderr
-    for words in ("(equal)", "within", "decode, tok/s", "mean KL", "emulated: says nothing"):
+    said = ("(equal)", "within", "decode, tok/s", "mean KL", "emulated: says nothing", "by role")
+    for words in said:
         assert words in done.stdout
 
 
