@@ -37,3 +37,11 @@ class Assignment:
         model = self.modules.get("model")
         value = model.kwargs.get("transfer_map") if model else None
         return value if isinstance(value, Mapping) else {}
+
+    def rule_of(self, path: str) -> int | None:
+        """The rule that took a module, or ended the walk above it; None where neither is."""
+        while path not in self.modules:
+            if not path:
+                return None
+            path = path.rpartition(".")[0]
+        return self.modules[path].rule

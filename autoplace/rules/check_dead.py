@@ -49,22 +49,11 @@ def _takers(subject: Subject, matcher: Matcher, index: int) -> Counter[int]:
     """Earlier rules that take the modules which a rule would match, and how many each."""
     found: Counter[int] = Counter()
     for module in subject.spec.modules:
-        entry = subject.assignment.modules.get(module.path)
         if matcher.matches(index, module.path, module.class_name):
-            taker = entry.rule if entry is not None else _above(subject, module.path)
+            taker = subject.assignment.rule_of(module.path)
             if taker is not None:
                 found[taker] += 1
     return found
-
-
-def _above(subject: Subject, path: str) -> int | None:
-    """The rule that ends the walk above a module."""
-    while path:
-        path = path.rpartition(".")[0]
-        entry = subject.assignment.modules.get(path)
-        if entry is not None:
-            return entry.rule
-    return None
 
 
 def _why(subject: Subject, index: int) -> str:

@@ -149,25 +149,15 @@ def _edits_for(current: Examined, pairs: Iterable[tuple[Module, Wanted]]) -> Edi
     kept: set[int | None] = set()
     for module, wanted in pairs:
         entry = current.assignment.modules.get(module.path)
-        index = entry.rule if entry is not None else _stopper(current, module.path)
+        index = current.assignment.rule_of(module.path)
         if entry is not None and _is_right(current, entry, wanted):
-            kept.add(entry.rule)
+            kept.add(index)
         else:
             groups = changed.setdefault(index, defaultdict(list))
             groups[wanted.key].append((module, wanted))
     for index, groups in changed.items():
         _change_rule(edits, current, index, list(groups.values()), index in kept)
     return edits
-
-
-def _stopper(current: Examined, path: str) -> int | None:
-    """The rule above a module that was never visited."""
-    while path:
-        path = path.rpartition(".")[0]
-        entry = current.assignment.modules.get(path)
-        if entry is not None:
-            return entry.rule
-    return None
 
 
 def _is_right(current: Examined, entry: ModuleAssignment, wanted: Wanted) -> bool:
