@@ -49,22 +49,30 @@ class Sentinel:
         if self._since < self._every or sentinel is None or sentinel.number == record.number:
             return
         self._since = 0
-        assert sentinel.placement is not None
-        assert sentinel.settings is not None
-        candidate = preparer.prepare(sentinel.placement, sentinel.settings, rules=sentinel.rules)
-        outcome = runner.run(candidate.request(problem))
-        if outcome.status is Status.OK and outcome.metrics is not None:
-            metrics = outcome.metrics
-            append_reading(
-                self._study,
-                SENTINEL,
-                Reading(
-                    sentinel.number,
-                    record.number,
-                    metrics.decode_tok_per_s.median,
-                    metrics.prefill_latency_s.median,
-                ),
-            )
+        reading = measured_again(
+            sentinel, problem, preparer=preparer, runner=runner, after=record.number
+        )
+        if reading is not None:
+            append_reading(self._study, SENTINEL, reading)
+
+
+def measured_again(
+    record: TrialRecord, problem: Problem, *, preparer: Preparer, runner: Runner, after: int
+) -> Reading | None:
+    """A measured placement run once more; None where that fails. `after`: see `Reading`."""
+    assert record.placement is not None
+    assert record.settings is not None
+    candidate = preparer.prepare(record.placement, record.settings, rules=record.rules)
+    outcome = runner.run(candidate.request(problem))
+    if outcome.status is not Status.OK or outcome.metrics is None:
+        return None
+    metrics = outcome.metrics
+    return Reading(
+        record.number,
+        after,
+        metrics.decode_tok_per_s.median,
+        metrics.prefill_latency_s.median,
+    )
 
 
 def append_reading(study: optuna.Study, name: str, reading: Reading) -> None:

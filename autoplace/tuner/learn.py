@@ -8,7 +8,6 @@ import optuna
 from autoplace.predict.best import best_placements
 from autoplace.predict.calibrate import Observation, Refit, refit
 from autoplace.predict.calibration import Calibration, calibration_from_json, calibration_to_json
-from autoplace.predict.latency import LatencyModel
 from autoplace.tuner.candidate import Preparer, Problem
 from autoplace.tuner.first_placements import FirstPlacement
 from autoplace.tuner.records import CORRECTED_BEST, TrialRecord, record_of
@@ -75,14 +74,7 @@ def corrected_best(
     learned = learn(problem, study)
     if learned is None or not _is_worth_it(learned):
         return
-    model = LatencyModel(
-        problem.spec,
-        problem.machine,
-        problem.workload,
-        dtype_bytes=problem.dtype_bytes,
-        engine=problem.space.engine,
-        calibration=learned.calibration,
-    )
+    model = problem.calibrated(learned.calibration).latency_model
     for one in best_placements(
         problem.space,
         model,

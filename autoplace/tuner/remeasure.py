@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 import optuna
 
-from autoplace.bench.metrics import Status
 from autoplace.tuner.candidate import Preparer, Problem
-from autoplace.tuner.drift import SENTINEL, Reading, append_reading, readings
+from autoplace.tuner.drift import SENTINEL, Reading, append_reading, measured_again, readings
 from autoplace.tuner.llama_cpp import FITTED
 from autoplace.tuner.pareto import best_of, candidates, pareto_front
 from autoplace.tuner.records import OBVIOUS, TrialRecord
@@ -86,18 +85,8 @@ def remeasure(
     for i in range(total):
         record = chosen[i % len(chosen)]
         on_measure(i, total)
-        assert record.placement is not None
-        assert record.settings is not None
-        candidate = preparer.prepare(record.placement, record.settings, rules=record.rules)
-        outcome = runner.run(candidate.request(problem))
-        if outcome.status is Status.OK and outcome.metrics is not None:
-            metrics = outcome.metrics
-            reading = Reading(
-                record.number,
-                session,
-                metrics.decode_tok_per_s.median,
-                metrics.prefill_latency_s.median,
-            )
+        reading = measured_again(record, problem, preparer=preparer, runner=runner, after=session)
+        if reading is not None:
             append_reading(study, REMEASURED, reading)
 
 
