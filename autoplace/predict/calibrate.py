@@ -171,7 +171,10 @@ def _suspicious(matrix: Floats, measured: Floats, limit: float) -> dict[int, flo
 
 
 def _factors(matrix: Floats, measured: Floats, deviations: Floats) -> Floats:
-    """Gauss-Newton on log residuals, reweighted; the last unknown is the common scale."""
+    """Gauss-Newton on log residuals, reweighted; the last unknown is the common scale.
+
+    What lies on its bound and would pass it stands still, so that the others settle around it.
+    """
     num_keys = matrix.shape[1]
     precision = deviations**-2.0
     bounds = np.log(np.append(np.full(num_keys, LARGEST_FACTOR), LARGEST_SCALE))
@@ -185,7 +188,10 @@ def _factors(matrix: Floats, measured: Floats, deviations: Floats) -> Floats:
         weight = np.minimum(1.0, 2 * NOISE / np.maximum(np.abs(residual), 1e-12)) / NOISE**2
         jacobian = np.column_stack([parts / total[:, None], np.ones(len(total))])
         normal = (jacobian.T * weight) @ jacobian + np.diag(precision)
-        step = np.linalg.solve(normal, jacobian.T @ (weight * residual) - precision * theta)
+        downhill = jacobian.T @ (weight * residual) - precision * theta
+        free = (np.abs(theta) < bounds) | (downhill * theta < 0)
+        step = np.zeros(len(theta))
+        step[free] = np.linalg.solve(normal[np.ix_(free, free)], downhill[free])
         theta = np.clip(theta + np.clip(step, -0.7, 0.7), -bounds, bounds)
         if np.abs(step).max() < 1e-6:
             break
