@@ -7,14 +7,10 @@ correct what the operators say alone (`probe_fit`).
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
-import numpy as np
-import torch
-
 from autoplace.architectures.spec import ModelSpec
-from autoplace.bench.metrics import Spread
+from autoplace.bench.probe_calls import around_a_token, hand_over, read_bandwidth, small_calls
 from autoplace.bench.probe_fit import correct
 from autoplace.bench.probe_gpu import probe_gpus
 from autoplace.bench.probe_numa import numa_nodes, probe_numa, remote_share
@@ -26,7 +22,6 @@ from autoplace.errors import AutoplaceError
 from autoplace.hardware.fingerprint import description, fingerprint
 from autoplace.hardware.machine import Machine
 from autoplace.models.backend import kernels as built_kernels
-from autoplace.native import Kernels
 from autoplace.placement.options import thread_choices
 from autoplace.predict.calibration import (
     PROBED_DECODE_ERROR,
@@ -35,15 +30,15 @@ from autoplace.predict.calibration import (
 )
 from autoplace.predict.costs import ACTIVATION_PASSES
 from autoplace.predict.rates import HostRates, Surface, family_of
-from autoplace.units import MIB
 
-READ_BYTES = 256 * MIB
 PREFILL_TOKENS = (32, 128)
-ALONE_SHARE = 0.25
+ALONE_SHARE = 0.2
 """Of the time: operators one by one; the rest is for the sample."""
 SMALL_CALLS = 60
-"""Small calls of torch around the operators of one layer, counted in the builtin engine's decode
-of a DeepSeek layer."""
+"""Small calls of torch around the operators of one layer at prefill, counted in a DeepSeek layer of
+the builtin engine."""
+DECODE_CALLS = 4
+"""The same at one token, where the kernels take half a layer with one call."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +85,7 @@ def probe(
     for num_threads in threads:
         note(read_bandwidth(kernels, num_threads))
         note(small_calls(spec, num_threads))
+        note(around_a_token(spec, num_threads))
     note(hand_over(kernels, threads[-1]))
     for figure in (*probe_numa(numa_nodes()), *probe_gpus(machine, threads[-1])):
         note(figure)
@@ -136,6 +132,7 @@ def calibration_of(
                 threads: _around_a_layer(spec, small_s, bandwidth[threads])
                 for threads, small_s in _curve(figures, "small call").items()
             },
+            token_s=_curve(figures, "token"),
         ),
         **_of_gpus(figures),
         handover_s=next(f.rate.median for f in figures if f.what == "hand-over"),
@@ -166,8 +163,8 @@ def _of_gpus(figures: Sequence[Figure]) -> dict[str, Any]:
 def _around_a_layer(spec: ModelSpec, small_s: float, bytes_per_s: float) -> Mapping[float, float]:
     """A guess of the seconds around a layer's operators by tokens, until the sample says better."""
     row_s = ACTIVATION_PASSES * 4 * spec.geometry.hidden / bytes_per_s
-    once = SMALL_CALLS * small_s
-    return {float(n): once + (n * row_s if n > 1 else 0.0) for n in (1, *PREFILL_TOKENS)}
+    at_prefill = {float(n): SMALL_CALLS * small_s + n * row_s for n in PREFILL_TOKENS}
+    return {1.0: DECODE_CALLS * small_s} | at_prefill
 
 
 def _pass_figure(one: Timed) -> Figure:
@@ -177,57 +174,6 @@ def _pass_figure(one: Timed) -> Figure:
     families = " + ".join(family_of(part.operator, part.num_bits) for part in parts)
     what = f"token at {one.position}" if one.tokens == 1 else f"{one.tokens} tokens"
     return Figure(f"sample {families}, {what}", one.num_threads, one.seconds, "s")
-
-
-def read_bandwidth(kernels: Kernels, num_threads: int) -> Figure:
-    """Bytes a second that so many threads read from memory."""
-    set_threads(num_threads)
-    data = np.ones(READ_BYTES, np.uint8)
-    seconds = _repeat(lambda: kernels.read(data), 5)
-    return Figure("read", num_threads, _rates(READ_BYTES, seconds), "B/s")
-
-
-def small_calls(spec: ModelSpec, num_threads: int) -> Figure:
-    """Seconds of one small torch call on one token, as they stand around the operators."""
-    set_threads(num_threads)
-    x = torch.ones(1, spec.geometry.hidden, dtype=torch.bfloat16)
-    weight = torch.ones(spec.geometry.hidden, dtype=torch.bfloat16)
-
-    def norm() -> None:
-        wide = x.float()
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-        torch.cat(((wide * scale).to(torch.bfloat16) * weight, x), -1)
-
-    with torch.inference_mode():
-        seconds = [s / 9 for s in _repeat(norm, 200)]
-    return Figure("small call", num_threads, _spread(seconds), "s")
-
-
-def hand_over(kernels: Kernels, num_threads: int) -> Figure:
-    """Seconds until all threads have taken up and finished next to nothing."""
-    set_threads(num_threads)
-    data = np.ones(64 * num_threads, np.uint8)
-    return Figure("hand-over", num_threads, _spread(_repeat(lambda: kernels.read(data), 200)), "s")
-
-
-def _repeat(call: Callable[[], object], times: int) -> list[float]:
-    call()
-    seconds = []
-    for _ in range(times):
-        begin = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - begin)
-    return seconds
-
-
-def _rates(work: float, seconds: Sequence[float]) -> Spread:
-    return _spread([work / s for s in seconds])
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    ranked = sorted(values)
-    quarter = len(ranked) // 4
-    return Spread(median(ranked), ranked[quarter], ranked[-1 - quarter], len(ranked))
 
 
 def _curve(figures: Sequence[Figure], what: str) -> dict[int, float]:

@@ -6,7 +6,7 @@ attention. The factors go into the rates.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -21,10 +21,12 @@ from autoplace.predict.rates import FAMILIES, Curve, HostRates, Surface, along, 
 from autoplace.workload import Workload
 
 LAYER = "layer"
-LAYER_FREEDOM, OPERATOR_FREEDOM, SCALE_FREEDOM = 2.0, 0.4, 0.02
-"""Deviations of log(factor): operators were measured, what is around them was only guessed."""
+LAYER_FREEDOM, LINEAR_FREEDOM, OPERATOR_FREEDOM, SCALE_FREEDOM = 2.0, 1.0, 0.5, 0.02
+"""Deviations of log(factor). What is around operators was only guessed. Small linears are timed
+with a call each, which at one token can take longer than they do, and which a layer has not."""
 CACHE = "cache host"
 ATTENTION = "attention host"
+TOKEN = "token host"
 
 
 @dataclass(frozen=True)
@@ -40,22 +42,37 @@ class Point:
 def correct(calibration: Calibration, machine: Machine, timed: Sequence[Timed]) -> Calibration:
     """The calibration with rates as they are inside layers; the same one without passes.
 
+    First what has no rate by threads gets a factor of its own, then all else is fitted around it.
     What no pass had in it keeps the rate that it had alone.
     """
     if not timed:
         return calibration
-    groups: dict[tuple[int, int], list[Timed]] = defaultdict(list)
-    for one in quickest(timed):
-        groups[one.num_threads, one.tokens].append(one)
-    points = [Point(*key, _factors(calibration, machine, passes)) for key, passes in groups.items()]
-    moe = timed[0].spec.geometry.moe
-    share = moe.top_k / moe.num_experts if moe else 0.0
-    return replace(
+    points = _points(calibration, machine, timed, settled={TOKEN})
+    common = replace(
         calibration,
-        rates=_corrected(calibration.rates, points, share),
         decode=_typical([point for point in points if point.tokens == 1], CACHE),
         prefill=_typical([point for point in points if point.tokens > 1], ATTENTION),
     )
+    points = _points(common, machine, timed, settled={TOKEN, *common.decode, *common.prefill})
+    moe = timed[0].spec.geometry.moe
+    share = moe.top_k / moe.num_experts if moe else 0.0
+    return replace(common, rates=_corrected(calibration.rates, points, share))
+
+
+def _points(
+    calibration: Calibration,
+    machine: Machine,
+    timed: Sequence[Timed],
+    *,
+    settled: Collection[str],
+) -> list[Point]:
+    groups: dict[tuple[int, int], list[Timed]] = defaultdict(list)
+    for one in quickest(timed):
+        groups[one.num_threads, one.tokens].append(one)
+    return [
+        Point(*key, _factors(calibration, machine, passes, settled))
+        for key, passes in groups.items()
+    ]
 
 
 def quickest(timed: Sequence[Timed]) -> list[Timed]:
@@ -69,8 +86,9 @@ def quickest(timed: Sequence[Timed]) -> list[Timed]:
 
 
 def _factors(
-    calibration: Calibration, machine: Machine, passes: Sequence[Timed]
+    calibration: Calibration, machine: Machine, passes: Sequence[Timed], settled: Collection[str]
 ) -> Mapping[str, float]:
+    """By what has a rate of its own; `settled` are cost keys that are not to be bent any more."""
     costs = []
     for one in passes:
         prompt = one.position + DECODED // 2 if one.tokens == 1 else one.tokens
@@ -80,24 +98,28 @@ def _factors(
         costs.append(_merged(by_phase[0 if one.tokens == 1 else 1], decode=one.tokens == 1))
     seconds = [one.seconds.median for one in passes]
     keys = {key for cost in costs for key in cost}
+    linears = [key for key in keys if key.startswith("linear ") and passes[0].tokens == 1]
+    freedom = dict.fromkeys(keys, OPERATOR_FREEDOM) | dict.fromkeys(linears, LINEAR_FREEDOM)
     return fit(
         costs,
         seconds,
-        freedom=dict.fromkeys(keys, OPERATOR_FREEDOM) | {LAYER: LAYER_FREEDOM},
+        freedom=freedom | {LAYER: LAYER_FREEDOM} | dict.fromkeys(settled, SCALE_FREEDOM),
         scale_freedom=SCALE_FREEDOM,
         suspicious_from=float("inf"),
     ).factors
 
 
 def _merged(costs: Mapping[str, float], *, decode: bool) -> Mapping[str, float]:
-    """By what has a rate of its own: lm_head is a linear; at prefill it stays what it is."""
+    """By what has a rate of its own; lm_head at prefill has none."""
     merged: dict[str, float] = defaultdict(float)
     for key, seconds in costs.items():
         what, *rest = key.split()
         if "gpu" in rest:
             merged[key] += seconds
-        elif what in ("dense", "head") and (decode or what == "dense"):
+        elif what == "dense":
             merged[f"linear {rest[-1]}"] += seconds
+        elif what == "head" and decode:
+            merged[f"head {rest[-1]}"] += seconds
         elif what == "experts":
             merged[f"experts {rest[-1]}"] += seconds
         else:
@@ -118,7 +140,7 @@ def _typical(points: Sequence[Point], key: str) -> dict[str, float]:
 def _corrected(rates: HostRates, points: Sequence[Point], share: float) -> HostRates:
     decode = dict(rates.decode_bytes_per_s)
     prefill = dict(rates.prefill_flops)
-    for kind, rows_a_token in (("linear", 1.0), ("experts", share)):
+    for kind, rows_a_token in (("linear", 1.0), ("experts", share), ("head", 1.0)):
         for name in (f"{kind} {family}" for family in FAMILIES):
             if name in decode:
                 decode[name] = _faster(decode[name], name, points)

@@ -49,6 +49,8 @@ NUM_REPEATS, NUM_ROUNDS = 2, 2
 """Everything is timed in rounds, so that what disturbs one of them is seen in the other."""
 LEAST_REPEAT_S = 0.12
 """Of one repeat: short calls are made again until then."""
+LONG_CALL_S = 0.3
+"""Of one call: it is timed once a round."""
 GPU_FAMILIES = ("marlin4", "marlin8", "dense")
 QUANT = "q4_k_m"
 """Of tensors that the model does not have under the names of its own geometry."""
@@ -274,9 +276,9 @@ def _passes(
 
 def _times(call: Callable[[], None], count: int) -> Spread:
     """Seconds of a few repeats over `count` a call, after one call for warming up."""
+    seconds: list[float] = []
     call()
-    seconds = []
-    for _ in range(NUM_REPEATS):
+    while not seconds or (len(seconds) < NUM_REPEATS and count * seconds[0] < LONG_CALL_S):
         begin, calls = time.perf_counter(), 0
         while calls == 0 or time.perf_counter() - begin < LEAST_REPEAT_S:
             call()

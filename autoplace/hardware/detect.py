@@ -15,6 +15,8 @@ from autoplace.units import GIB, format_bytes
 
 logger = logging.getLogger(__name__)
 
+WIDE = "avx512f"
+BF16 = frozenset({"avx512_bf16", "amx_bf16"})
 LEAST_HOST = "desktop"
 """Whose memory bandwidth a host is taken to have at least, however busy it was when measured."""
 CONTEXT_BYTES = int(0.6 * GIB)
@@ -60,7 +62,8 @@ def describe(
 
 
 def host_device(host: HostFacts, *, reserve_bytes: int) -> Device:
-    """The host; its bandwidth is measured, but at least a desktop's; its flops follow its cores.
+    """The host; its bandwidth is measured, but at least a desktop's; its flops follow its cores and
+    the width of their vectors.
 
     Too low a bandwidth is the worse mistake: measured rates beyond it are called impossible.
     """
@@ -71,7 +74,8 @@ def host_device(host: HostFacts, *, reserve_bytes: int) -> Device:
         memory_bytes=host.memory_bytes,
         reserve_bytes=min(reserve_bytes, host.memory_bytes),
         bandwidth_bytes_per_s=max(desktop, host_bandwidth(host.model, host.num_cores)),
-        flops=host.num_cores * FLOPS_PER_CORE,
+        flops=host.num_cores * FLOPS_PER_CORE * (2 if WIDE in host.flags else 1),
+        has_bf16=not BF16.isdisjoint(host.flags),
     )
 
 

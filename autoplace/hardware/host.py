@@ -19,6 +19,8 @@ class HostFacts:
     available_bytes: int
     num_cores: int
     numa_nodes: int
+    flags: frozenset[str] = frozenset()
+    """Instruction sets by the names of /proc/cpuinfo."""
 
 
 def detect_host(*, cgroup: Path = CGROUP, proc: Path = Path("/proc")) -> HostFacts:
@@ -35,6 +37,7 @@ def detect_host(*, cgroup: Path = CGROUP, proc: Path = Path("/proc")) -> HostFac
         available_bytes=available,
         num_cores=_num_cores(cgroup, proc),
         numa_nodes=max(1, len(list(NODES.glob("node[0-9]*")))),
+        flags=frozenset(_cpu_info(proc, "flags").split()),
     )
 
 
@@ -92,10 +95,15 @@ def _num_cores(cgroup: Path, proc: Path) -> int:
 
 
 def _cpu_model(proc: Path) -> str:
+    return "-".join(_cpu_info(proc, "model name").split()) or "unknown-host"
+
+
+def _cpu_info(proc: Path, name: str) -> str:
+    """What the first core's entry says; empty where it says nothing."""
     for line in _text(proc / "cpuinfo").splitlines():
-        if line.startswith("model name"):
-            return "-".join(line.split(":", 1)[1].split())
-    return "unknown-host"
+        if line.startswith(name):
+            return line.split(":", 1)[1]
+    return ""
 
 
 def _number(path: Path) -> int | None:

@@ -21,6 +21,9 @@ class Device:
     compute_capability: tuple[int, int] | None = None
     uuid: str | None = None
     """Of a real GPU only."""
+    has_bf16: bool = True
+    """Whether it multiplies bf16 by instructions of its own: torch's products in bf16 are many
+    times slower on a CPU that does not."""
     endpoint: str | None = None
     """`host:port` of the llama.cpp RPC server that the device is; None for all others."""
 

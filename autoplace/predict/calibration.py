@@ -12,7 +12,7 @@ from typing import Any
 from autoplace.errors import AutoplaceError
 from autoplace.predict.rates import Curve, HostRates, Surface
 
-FORMAT = 2
+FORMAT = 3
 UNCALIBRATED_DECODE_ERROR = 0.30
 UNCALIBRATED_PREFILL_ERROR = 0.40
 """Bands where nothing was measured: what is asked of a profile alone (prediction section 3)."""
@@ -90,6 +90,7 @@ def calibration_from_json(data: Mapping[str, Any]) -> Calibration:
                 {str(k): _curve(c) for k, c in rates["decode_bytes_per_s"].items()},
                 {str(k): _surface(c) for k, c in rates["prefill_flops"].items()},
                 _surface(rates["layer_s"]),
+                _curve(rates["token_s"]),
             ),
             decode={str(key): _positive(value) for key, value in data["decode"].items()},
             prefill={str(key): _positive(value) for key, value in data["prefill"].items()},

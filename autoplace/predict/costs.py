@@ -81,16 +81,14 @@ class CostModel:
         """All of a layer but the way to it and, with CUDA graphs, the launches."""
         if not (self._where(layer.device) == "host" and self._host.knows_layers):
             as_is = Choice(layer.device, self._traffic.as_is_operator)
-            yield self._linear("dense", as_is, self._traffic.as_is(index), settings)
+            yield self._linear(as_is, self._traffic.as_is(index), settings)
         attention = self._traffic.size(index, "attention", layer.attention)
-        yield self._linear("dense", layer.attention, attention, settings)
+        yield self._linear(layer.attention, attention, settings)
         yield self._cache(layer.device, settings)
         yield self._attention(layer.device, settings)
         mlp = None
         if layer.mlp is not None:
-            mlp = self._linear(
-                "dense", layer.mlp, self._traffic.size(index, "mlp", layer.mlp), settings
-            )
+            mlp = self._linear(layer.mlp, self._traffic.size(index, "mlp", layer.mlp), settings)
             yield self._beside(index, layer, mlp, settings)
         if layer.experts is not None:
             yield from self._experts(index, layer.experts, layer.device, settings)
@@ -98,12 +96,16 @@ class CostModel:
             yield self.launch(layer.device, settings)
 
     def head(self, choice: Choice, last: str, settings: RunSettings) -> Iterator[Cost]:
-        """lm_head on one position, behind the last layer."""
+        """lm_head on one position, behind the last layer, and what is outside of both."""
         size = self._traffic.size(None, "lm_head", choice)
-        seconds = self._linear("head", choice, size, settings).decode_s
         where = self._where(choice.device)
         family = family_of(choice.operator, choice.num_bits)
+        seconds = size.n_bytes / self._decode_rate(choice.device, "head", family, settings)
         yield self._cost("head", f"head {where} {family}", seconds, seconds)
+        token_s = self._host.token_s(settings.num_threads)
+        token_s = self.engine.token_s if token_s is None else token_s
+        if token_s:
+            yield self._cost("head", "token host", token_s, token_s)
         if choice.device != last:
             yield self._transfers(last, choice.device, settings, 1)
 
@@ -140,7 +142,7 @@ class CostModel:
 
     # Parts of a layer.
 
-    def _linear(self, part: str, choice: Choice, size: Size, settings: RunSettings) -> Cost:
+    def _linear(self, choice: Choice, size: Size, settings: RunSettings) -> Cost:
         family = family_of(choice.operator, choice.num_bits)
         where = self._where(choice.device)
         decode_s = size.n_bytes / self._decode_rate(choice.device, "linear", family, settings)
@@ -149,7 +151,7 @@ class CostModel:
         for tokens, count in self._chunks(settings).items():
             flops = self._flops(choice.device, "linear", family, settings, tokens)
             prefill_s += count * max(least_s, 2 * tokens * size.num_weights / flops)
-        return self._cost(part, f"{part} {where} {family}", decode_s, prefill_s)
+        return self._cost("dense", f"dense {where} {family}", decode_s, prefill_s)
 
     def _beside(self, index: int, layer: LayerPlacement, mlp: Cost, settings: RunSettings) -> Cost:
         """A shared expert on a GPU hides behind experts on the host: only its excess counts."""

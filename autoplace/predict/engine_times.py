@@ -28,6 +28,9 @@ class EngineTimes:
     """Whether the shared expert runs on its GPU while the host works on the routed ones."""
     host_layer_s: float = 0.03e-3
     """Around the operators of a layer that runs on the host: norms, rotation, routing."""
+    token_s: float = 0.0
+    """Of one token outside of the layers and lm_head, on the host: the embedding, the last norm,
+    the choice of the next token."""
     host_efficiency: float = 0.53
     """Share of the host's measured bandwidth that experts reach."""
 
@@ -50,6 +53,7 @@ ENGINE_TIMES: Mapping[str, EngineTimes] = {
     "builtin": EngineTimes(
         layer_launch_s=LAYER_CALLS * EAGER_CALL_S,
         layer_calls=LAYER_CALLS,
+        token_s=0.3e-3,  # 0.39 ms by parts of `mini` on a 2-core EPYC of 2 GHz
         host_layer_s=0.05e-3,  # 0.03 ms by the probe of a 2-core EPYC, one kernel call a half layer
         doubt="launches on GPUs are a cautious guess, 60 calls of torch a layer at 8 µs each and "
         "no CUDA graph: builtin has not been timed on a GPU yet, and `probe` there corrects it",

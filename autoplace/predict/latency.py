@@ -28,7 +28,7 @@ PART_NAMES = {
     "gpu_experts": "experts on GPUs",
     "hops": "moving activations",
     "launches": "launches",
-    "head": "lm_head",
+    "head": "lm_head and the choice of a token",
 }
 
 

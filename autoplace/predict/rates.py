@@ -11,15 +11,20 @@ from itertools import pairwise
 
 from autoplace.errors import AutoplaceError
 from autoplace.hardware.machine import Machine
+from autoplace.hardware.parts import FLOPS_PER_CORE
 
 FAMILIES = ("blocks", "marlin4", "marlin8", "dense")
 """How weights are stored: GGUF blocks, packed in 4 or 8 bits, plain in the engine's dtype."""
-KINDS = ("linear", "experts")
+ROUGHLY = {"head": "linear"}
+"""Kind of operator → the kind whose rate stands for one that was not measured."""
 COMPUTE_EFFICIENCY = 0.5
 CORE_BYTES_PER_S = {"blocks": 6e9, "marlin4": 6e9, "marlin8": 8e9, "dense": 10e9}
-"""Of weights, that one core gets through at batch 1: what compute allows beside bandwidth."""
-FAMILY_COMPUTE = {"blocks": 1.0, "marlin4": 1.0, "marlin8": 1.0, "dense": 1.0}
-"""Share of the host's sustained flops at prefill, by family."""
+"""Of weights, that one core with vectors of 256 bit gets through at batch 1: what compute allows
+beside bandwidth. With the flops of a core it grows as their root: 1.4 times on a Zen 4."""
+NO_BF16 = {"linear": 0.13, "experts": 0.45}
+"""Share of a host's sustained flops that plain weights reach at prefill if it has no instructions
+for bf16: in torch's products, and in the engine's own of experts (6 and 21 of 48 GFLOP/s on Zen 1).
+"""
 HALF_SATURATES = 2.0
 """Half of the cores saturate the memory."""
 
@@ -45,12 +50,15 @@ class HostRates:
 
     bandwidth_bytes_per_s: Curve = field(default_factory=dict)
     decode_bytes_per_s: Mapping[str, Curve] = field(default_factory=dict)
-    """`experts blocks` → threads → stored bytes a second at batch 1."""
+    """`experts blocks` → threads → stored bytes a second at batch 1; so of `linear` and `head`."""
     prefill_flops: Mapping[str, Surface] = field(default_factory=dict)
     """`experts blocks` → threads → rows → 2 · rows · weights a second."""
     layer_s: Surface = field(default_factory=dict)
     """Threads → tokens → seconds around the operators of one layer that runs on the host, with all
     that no rule replaces: norms, the router, kv_b."""
+    token_s: Curve = field(default_factory=dict)
+    """Threads → seconds of one token outside of the layers and lm_head: the embedding, the last
+    norm, the choice of the next token."""
 
 
 class HostSpeed:
@@ -75,11 +83,14 @@ class HostSpeed:
         return self._efficiency * host.bandwidth_bytes_per_s * share
 
     def decode(self, kind: str, family: str, num_threads: int) -> float:
-        """Stored bytes a second at batch 1."""
-        measured = self._rates.decode_bytes_per_s.get(f"{kind} {family}")
+        """Stored bytes a second at batch 1. A head that was never timed is read as linears are."""
+        known = self._rates.decode_bytes_per_s
+        measured = known.get(f"{kind} {family}") or known.get(f"{ROUGHLY.get(kind)} {family}")
         if measured:
             return at(measured, num_threads)
-        return min(self.bandwidth(num_threads), num_threads * CORE_BYTES_PER_S[family])
+        width = self._machine.host.flops / self._machine.num_cores / FLOPS_PER_CORE
+        core_rate = CORE_BYTES_PER_S[family] * math.sqrt(width)
+        return min(self.bandwidth(num_threads), num_threads * core_rate)
 
     def was_measured(self, kind: str, family: str) -> bool:
         """Whether prefill rates by rows are known."""
@@ -90,8 +101,11 @@ class HostSpeed:
         measured = self._rates.prefill_flops.get(f"{kind} {family}")
         if measured:
             return at({t: at_rows(curve, rows) for t, curve in measured.items()}, num_threads)
+        host, slow = self._machine.host, 1.0
+        if family == "dense" and not host.has_bf16:
+            slow = NO_BF16[kind]
         share = min(1.0, num_threads / self._machine.num_cores)
-        return COMPUTE_EFFICIENCY * FAMILY_COMPUTE[family] * self._machine.host.flops * share
+        return COMPUTE_EFFICIENCY * slow * host.flops * share
 
     @property
     def knows_layers(self) -> bool:
@@ -105,6 +119,11 @@ class HostSpeed:
             return None
         curve = {t: along(points, tokens) for t, points in measured.items()}
         return at(curve, num_threads, below=curve[min(curve)])
+
+    def token_s(self, num_threads: int) -> float | None:
+        """Seconds of one token outside of the layers and lm_head; None if never measured."""
+        measured = self._rates.token_s
+        return at(measured, num_threads, below=measured[min(measured)]) if measured else None
 
 
 def at(curve: Curve, num_threads: int, *, below: float | None = None) -> float:

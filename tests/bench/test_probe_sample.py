@@ -10,7 +10,6 @@ from autoplace.architectures import spec_from_geometry
 from autoplace.architectures.spec import ModelSpec
 from autoplace.bench.metrics import Spread
 from autoplace.bench.probe_fit import correct, quickest
-from autoplace.bench.probe_rates import Experts, Linears, never_interleaved
 from autoplace.bench.probe_sample import (
     DECODED,
     GPU_FAMILIES,
@@ -23,6 +22,7 @@ from autoplace.bench.probe_sample import (
     time_sample,
     write_sample,
 )
+from autoplace.bench.probe_subjects import head, layer_experts, layer_linears, never_interleaved
 from autoplace.models.backend import kernels
 from autoplace.operators.experts_cpu import KExpertsCPU
 from autoplace.operators.linear_cpuinfer import KLinearCPUInfer
@@ -121,8 +121,9 @@ def test_single_operators_read_rows_in_the_order_that_the_engine_gives_them(
         loaded |= {(one.ggml_type, one.shape[-2:]): one.interleaved for one in parts}
     model.close()
     interleaves = native.interleave_pays if interleave == "auto" else never_interleaved
-    subjects = [make(small_spec(), 1, "blocks", interleaves) for make in (Linears, Experts)]
+    subjects = [make(small_spec(), "blocks", interleaves) for make in (layer_linears, head)]
     stacks = [stack for subject in subjects for stack in subject.stacks]
+    stacks += layer_experts(small_spec(), "blocks", interleaves).stacks
     timed = {(one.ggml_type, one.info.shape[-2:]): one.interleaved for one in stacks}
     assert timed == {shape: loaded[shape] for shape in timed}
 

@@ -36,6 +36,22 @@ def test_the_budget_of_a_card_is_what_is_free_less_the_reserve() -> None:
     assert machine.host.budget_bytes == 62 * GIB
 
 
+@pytest.mark.parametrize(
+    ("flags", "flops", "has_bf16"),
+    [
+        ("avx2 fma", 16 * 96e9, False),
+        ("avx2 avx512f", 16 * 192e9, False),
+        ("avx2 avx512f avx512_bf16", 16 * 192e9, True),
+    ],
+)
+def test_a_hosts_flops_follow_its_cores_and_its_vectors(
+    flags: str, flops: float, has_bf16: bool
+) -> None:
+    facts = replace(HOST, flags=frozenset(flags.split()))
+    host = describe(facts, [], reserve_bytes=0, host_reserve_bytes=0).host
+    assert (host.flops, host.has_bf16) == (flops, has_bf16)
+
+
 def test_a_card_in_use_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     busy = replace(RTX_4090, free_bytes=10000 * MIB)
     with caplog.at_level(logging.WARNING):

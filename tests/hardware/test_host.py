@@ -26,6 +26,15 @@ def test_without_a_limit_the_host_has_all_of_its_memory(tmp_path: Path) -> None:
     assert facts.numa_nodes >= 1
 
 
+def test_the_first_core_says_what_the_cpu_is_and_can(tmp_path: Path) -> None:
+    entry = "processor\t: {}\nmodel name\t: Some  CPU 9\nflags\t\t: sse2 {}\n\n"
+    (tmp_path / "cpuinfo").write_text(entry.format(0, "avx2") + entry.format(1, "avx512f"))
+    facts = detect_host(cgroup=tmp_path / "no", proc=tmp_path)
+    assert facts.model == "Some-CPU-9"
+    assert facts.flags == {"sse2", "avx2"}
+    assert detect_host(cgroup=tmp_path, proc=tmp_path / "no").model == "unknown-host"
+
+
 @pytest.mark.parametrize("where", ["", "user.slice", "user.slice/job"])
 def test_a_version_2_limit_anywhere_above_the_process_counts(tmp_path: Path, where: str) -> None:
     cgroup = tmp_path / "cgroup"

@@ -77,6 +77,16 @@ def test_factors_stay_within_their_bounds() -> None:
     assert fitted.factors["host"] / fitted.factors["gpu"] <= 16
 
 
+def test_where_one_factor_is_at_its_bound_the_others_make_up_for_it() -> None:
+    """`host` is ten times as fast as predicted, but four is the most that it may bend."""
+    seen = [{"host": 1.0, "gpu": share} for share in (1.0, 2.0, 3.0, 4.0)]
+    measured = [0.1 + 0.5 * cost["gpu"] for cost in seen]
+    fitted = fit(seen, measured, freedom={"host": 9.0, "gpu": 2.0}, scale_freedom=1e-3)
+    assert fitted.factors["host"] == pytest.approx(0.25, rel=0.01)
+    errors = [total(cost, **fitted.factors) / m - 1 for cost, m in zip(seen, measured, strict=True)]
+    assert max(map(abs, errors)) < 0.15
+
+
 def test_a_calibration_comes_back_from_its_file(tmp_path: Path) -> None:
     calibration = Calibration(
         "abc",
@@ -87,6 +97,7 @@ def test_a_calibration_comes_back_from_its_file(tmp_path: Path) -> None:
             {"experts blocks": {2: 8e9}},
             {"linear dense": {2: {1.0: 1e10, 0.75: 9e9}}},
             {2: {1.0: 3e-4}},
+            {2: 2e-4},
         ),
         {"experts host blocks": 1.2},
         {"experts host blocks": 0.9},

@@ -23,7 +23,7 @@ from autoplace.predict.costs import (
 from autoplace.predict.engine_times import ENGINE_TIMES
 from autoplace.predict.latency import LatencyModel, Prediction
 from autoplace.predict.quick_memory import quick_overrun
-from autoplace.predict.rates import FAMILIES, HostRates
+from autoplace.predict.rates import FAMILIES, NO_BF16, HostRates, HostSpeed
 from autoplace.predict.solve import Solver
 from autoplace.predict.traffic import Traffic, TrafficModel
 from autoplace.workload import Workload
@@ -277,9 +277,41 @@ def test_measured_links_launches_and_memory_take_the_place_of_the_profiles_own()
     assert prediction.decode_s["launches"] == pytest.approx(60 * 60 * 1e-6)
     assert prediction.decode_s["hops"] == pytest.approx(59 * 2 * 1e-3, rel=1e-3)
     head_bytes = 278_528_000
+    token_s = ENGINE_TIMES["builtin"].token_s
     assert prediction.decode_s["head"] == pytest.approx(
-        head_bytes / (MEASURED_GPU_EFFICIENCY * 2e11)
+        head_bytes / (MEASURED_GPU_EFFICIENCY * 2e11) + token_s
     )
+
+
+def test_plain_weights_are_slow_to_prefill_with_on_a_cpu_without_bf16() -> None:
+    there = machine(48)
+    without = replace(there, devices=(replace(there.host, has_bf16=False), *there.devices[1:]))
+    for kind, share in NO_BF16.items():
+        rates = [
+            HostSpeed(one, HostRates(), efficiency=0.5).prefill(kind, family, 4)
+            for one in (there, without)
+            for family in ("dense", "blocks")
+        ]
+        assert rates[2] == pytest.approx(share * rates[0])
+        assert rates[0] == rates[1] == rates[3]
+
+
+def test_lm_head_is_read_at_its_own_rate_or_as_linears_are() -> None:
+    rates = HostRates({1: 1e10}, {"linear blocks": {1: 2e9}, "head dense": {1: 9e9}})
+    speed = HostSpeed(machine(48), rates, efficiency=0.5)
+    assert speed.decode("head", "blocks", 1) == 2e9
+    assert speed.decode("head", "dense", 1) == 9e9
+
+
+def test_a_token_costs_what_was_measured_outside_of_its_layers() -> None:
+    space = space_of(machine(48))
+    placement, settings = decode(space)
+    measured = Calibration(rates=HostRates(token_s={1: 5e-4, 64: 3e-4}))
+    plain = predict(space).decode_s["head"] - ENGINE_TIMES["builtin"].token_s
+    for threads, token_s in ((1, 5e-4), (64, 3e-4), (100, 3e-4)):
+        settings = replace(settings, num_threads=threads)
+        head_s = model_of(space, measured).predict(placement, settings).decode_s["head"]
+        assert head_s == pytest.approx(plain + token_s)
 
 
 def test_what_is_measured_around_layers_takes_the_place_of_what_no_rule_replaces() -> None:
