@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoplace.errors import AutoplaceError, did_you_mean
 from autoplace.units import GIB, MIB
@@ -80,6 +80,20 @@ _BATCHES = (1, 2, 3, 4, 64)
 """Decode batches that every version since 0.2.4 has a buffer for. The last one is the chunk: 256
 of configs/config.yaml up to 0.3.1, local_chat's 8192 in 0.3.2, which has each 1,024 up to it."""
 
+_KT_0_2_1 = MemoryProfile(
+    marlin_scale_bytes=4,
+    context_bytes=_CONTEXT_BYTES,
+    attention_workspace_bytes=128 * MIB,
+    marlin_load_bytes_per_weight=14,
+    prefill_bytes_per_token=300_000,
+)
+_KT_0_3 = replace(
+    _KT_0_2_1, marlin_scale_bytes=2, lm_head_first=True, expert_buffer_rows=(*_BATCHES, 256)
+)
+_KT_0_3_2 = replace(
+    _KT_0_3, expert_buffer_rows=(*_KT_0_3.expert_buffer_rows, 512, *range(1024, 8192 + 1, 1024))
+)
+
 ENGINES: Mapping[str, Engine] = {
     engine.name: engine
     for engine in (
@@ -96,13 +110,7 @@ ENGINES: Mapping[str, Engine] = {
             "KTransformers 0.2.1 and 0.2.1.post1",
             measured=False,
             uses_rules=True,
-            memory=MemoryProfile(
-                marlin_scale_bytes=4,
-                context_bytes=_CONTEXT_BYTES,
-                attention_workspace_bytes=128 * MIB,
-                marlin_load_bytes_per_weight=14,
-                prefill_bytes_per_token=300_000,
-            ),
+            memory=_KT_0_2_1,
             gpu_experts=("KExpertsMarlin",),
             gpu_expert_types=_KT_GPU_TYPES,
             gpu_experts_disable_cuda_graph=True,
@@ -113,14 +121,7 @@ ENGINES: Mapping[str, Engine] = {
             "KTransformers 0.2.2 to 0.3",
             measured=False,
             uses_rules=True,
-            memory=MemoryProfile(
-                context_bytes=_CONTEXT_BYTES,
-                attention_workspace_bytes=128 * MIB,
-                marlin_load_bytes_per_weight=14,
-                lm_head_first=True,
-                expert_buffer_rows=(*_BATCHES, 256),
-                prefill_bytes_per_token=300_000,
-            ),
+            memory=_KT_0_3,
             gpu_experts=("KExpertsMarlin", "KExpertsTorch"),
             gpu_expert_types=_KT_GPU_TYPES,
             gpu_experts_disable_cuda_graph=True,
@@ -131,14 +132,7 @@ ENGINES: Mapping[str, Engine] = {
             "KTransformers 0.3.1 and 0.3.2, whose experts load on the CPU only",
             measured=False,
             uses_rules=True,
-            memory=MemoryProfile(
-                context_bytes=_CONTEXT_BYTES,
-                attention_workspace_bytes=128 * MIB,
-                marlin_load_bytes_per_weight=14,
-                lm_head_first=True,
-                expert_buffer_rows=(*_BATCHES, 256, 512, *range(1024, 8192 + 1, 1024)),
-                prefill_bytes_per_token=300_000,
-            ),
+            memory=_KT_0_3_2,
             launch=f"{_CHAT} --optimize_config_path {{rules}} --cpu_infer {{threads}}",
         ),
         Engine(

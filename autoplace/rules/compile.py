@@ -153,18 +153,8 @@ def _linears(role: Role, spec: ModelSpec, groups: Groups) -> Iterator[Rule]:
 
 
 def _linear_kwargs(choice: Choice, layer_device: str) -> dict[str, Value]:
-    """The conventional valid pair: prefill is `KLinearTorch` on a device that has the layer."""
-    kwargs: dict[str, Value] = {
-        "generate_device": choice.device,
-        "prefill_device": layer_device if choice.device == "cpu" else choice.device,
-        "generate_op": choice.operator,
-        "prefill_op": "KLinearTorch",
-    }
-    if choice.num_bits not in (None, 4):
-        kwargs["num_bits"] = choice.num_bits
-    if choice.operator == "KLinearCPUInfer":
-        kwargs["out_device"] = layer_device
-    return kwargs
+    returns = choice.operator == "KLinearCPUInfer"
+    return _pair_kwargs(choice, layer_device, "KLinearTorch", has_out_device=returns)
 
 
 def _served(
@@ -202,13 +192,21 @@ def _experts(spec: ModelSpec, groups: Groups, class_name: str) -> Iterator[Rule]
 
 
 def _experts_kwargs(choice: Choice, layer_device: str) -> dict[str, Value]:
+    return _pair_kwargs(choice, layer_device, "KExpertsTorch", has_out_device=True)
+
+
+def _pair_kwargs(
+    choice: Choice, layer_device: str, prefill_op: str, *, has_out_device: bool
+) -> dict[str, Value]:
+    """The conventional valid pair: prefill by plain torch on a device that has the layer."""
     kwargs: dict[str, Value] = {
         "generate_device": choice.device,
         "prefill_device": layer_device if choice.device == "cpu" else choice.device,
         "generate_op": choice.operator,
-        "prefill_op": "KExpertsTorch",
-        "out_device": layer_device,
+        "prefill_op": prefill_op,
     }
+    if has_out_device:
+        kwargs["out_device"] = layer_device
     if choice.num_bits not in (None, 4):
         kwargs["num_bits"] = choice.num_bits
     return kwargs
