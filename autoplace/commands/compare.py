@@ -7,6 +7,7 @@ from autoplace.commands.output import answer_console, print_json, table
 from autoplace.commands.plan_text import layout, placement_document, source
 from autoplace.commands.planning import Planned, PlannedPlacement, Planner, request_s
 from autoplace.config import PlanConfig
+from autoplace.errors import AutoplaceError
 from autoplace.predict.calibration_store import find_calibration
 from autoplace.predict.explain import why_it_loses
 from autoplace.units import format_seconds
@@ -15,6 +16,11 @@ from autoplace.workload import Workload
 
 def compare(config: PlanConfig) -> int:
     """0 if the model fits on one of them, 1 if on none."""
+    if config.calibration is not None:
+        raise AutoplaceError(
+            f"calibration={config.calibration} is of one machine and engine, but plan "
+            "compares several: each takes the one that `probe` kept of it, so leave it out"
+        )
     spec = describe_model(config.model, config.workload)
     plans = []
     for name, machine, engine in config.compare:

@@ -86,7 +86,7 @@ def _gpu_part(entry: Mapping[str, Any]) -> GpuPart:
     return GpuPart(
         model=entry["model"],
         memory_bytes=entry["memory_mib"] * MIB,
-        bandwidth_bytes_per_s=entry["bandwidth_gb_per_s"] * 1e9,
+        bandwidth_bytes_per_s=(entry["bandwidth_gb_per_s"] or 0) * 1e9,
         flops=entry["dense_bf16_tflops"] * 1e12,
         compute_capability=(major, minor),
         pcie_gen=entry["pcie_gen"],
@@ -97,7 +97,7 @@ def _gpu_part(entry: Mapping[str, Any]) -> GpuPart:
 def _host_part(entry: Mapping[str, Any]) -> HostPart:
     measured = entry["bandwidth_gb_per_s"]
     if measured is None:
-        measured = entry["theoretical_gb_per_s"] * UNMEASURED_BANDWIDTH_SHARE
+        measured = (entry["theoretical_gb_per_s"] or 0) * UNMEASURED_BANDWIDTH_SHARE
     return HostPart(
         model=entry["model"],
         bandwidth_bytes_per_s=measured * 1e9,

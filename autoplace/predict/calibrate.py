@@ -5,7 +5,7 @@ log(predicted) meets log(measured); Huber's loss keeps one bad measurement from 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -47,6 +47,8 @@ class Observation:
     decode_s: float
     """Seconds of one token."""
     prefill_s: float
+    name: str = ""
+    """`trial 12`: what it is called where it is doubted."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class Fitted:
     errors: tuple[float, ...]
     """Relative errors, predicted over measured minus one, each without its own observation."""
     suspicious: Mapping[int, float]
-    """Observation → how many times longer it took than predicted; none of these was fitted."""
+    """Observation → how many times longer it took than the others say; none of these was fitted."""
+    common: float = 1.0
+    """How many times longer than predicted they took, all in all."""
 
     @property
     def error(self) -> float | None:
@@ -74,16 +78,26 @@ class Refit:
     calibration: Calibration
     decode: Fitted
     prefill: Fitted
+    names: tuple[str, ...] = ()
+    """Of the observations."""
 
     @property
     def doubts(self) -> tuple[str, ...]:
         """What contradicts the model by over three times, with its likely cause."""
-        return tuple(
-            f"measurement {index}: {phase} took {ratio:.2g} times what is predicted: "
-            f"{_cause(ratio)}"
-            for phase, fitted in (("decode", self.decode), ("prefill", self.prefill))
-            for index, ratio in fitted.suspicious.items()
-        )
+        return tuple(self._doubts())
+
+    def _doubts(self) -> Iterator[str]:
+        for phase, fitted in (("decode", self.decode), ("prefill", self.prefill)):
+            for index, ratio in fitted.suspicious.items():
+                yield (
+                    f"{self.names[index]} took {ratio:.2g} times as long in {phase} as predicted, "
+                    f"which is not learned from: {_cause(ratio)}"
+                )
+            if _is_far(fitted.common, SUSPICIOUS):
+                yield (
+                    f"all took about {fitted.common:.2g} times as long in {phase} as predicted, "
+                    f"which is learned, since they agree: {_cause_of_all(fitted.common)}"
+                )
 
 
 def refit(model: LatencyModel, observations: Sequence[Observation]) -> Refit:
@@ -106,7 +120,8 @@ def refit(model: LatencyModel, observations: Sequence[Observation]) -> Refit:
         decode_error=start.decode_error if decode.error is None else decode.error,
         prefill_error=start.prefill_error if prefill.error is None else prefill.error,
     )
-    return Refit(calibration, decode, prefill)
+    names = tuple(one.name or f"measurement {i}" for i, one in enumerate(observations))
+    return Refit(calibration, decode, prefill, names)
 
 
 def _fit(
@@ -143,10 +158,11 @@ def fit(
     keys = sorted({key for cost in costs for key in cost})
     matrix = np.array([[cost.get(key, 0.0) for key in keys] for cost in costs])
     measured = np.array(measured_s, float)
-    suspicious = _suspicious(matrix, measured, suspicious_from)
+    common = _common_ratio(matrix, measured)
+    suspicious = _suspicious(matrix, measured / common, suspicious_from)
     kept = [i for i in range(len(measured)) if i not in suspicious]
     if not kept:
-        return Fitted({}, (), suspicious)
+        return Fitted({}, (), suspicious, common)
     by_key = freedom if isinstance(freedom, Mapping) else dict.fromkeys(keys, freedom)
     deviations = np.array([*(by_key.get(key, FREEDOM) for key in keys), scale_freedom])
     factors = _factors(matrix[kept], measured[kept], deviations)
@@ -156,18 +172,23 @@ def fit(
         without = _factors(matrix[others], measured[others], deviations)
         errors.append(float(matrix[i] @ without / measured[i] - 1))
     named = {key: float(factor) for key, factor in zip(keys, factors, strict=True)}
-    return Fitted(named, tuple(errors), suspicious)
+    return Fitted(named, tuple(errors), suspicious, common)
+
+
+def _common_ratio(matrix: Floats, measured: Floats) -> float:
+    """Of what was measured to what the costs sum up to; 1 where a single one would say it."""
+    ratios = measured / matrix.sum(1)
+    return float(np.exp(median(np.log(ratios)))) if len(ratios) > 1 else 1.0
 
 
 def _suspicious(matrix: Floats, measured: Floats, limit: float) -> dict[int, float]:
-    """Those that differ from the others' common ratio to the model by more than the limit."""
+    """Those that differ from the model by more than the limit."""
     ratios = measured / matrix.sum(1)
-    common = float(np.exp(median(np.log(ratios)))) if len(ratios) > 1 else 1.0
-    return {
-        i: float(ratio / common)
-        for i, ratio in enumerate(ratios)
-        if not 1 / limit <= ratio / common <= limit
-    }
+    return {i: float(ratio) for i, ratio in enumerate(ratios) if _is_far(ratio, limit)}
+
+
+def _is_far(ratio: float, limit: float) -> bool:
+    return not 1 / limit <= ratio <= limit
 
 
 def _factors(matrix: Floats, measured: Floats, deviations: Floats) -> Floats:
@@ -210,3 +231,10 @@ def _cause(ratio: float) -> str:
     if ratio > 1:
         return "cold or swapped weights, a throttled clock, or others on the machine"
     return "weights found in a cache, or a bandwidth in the profile that is too low"
+
+
+def _cause_of_all(ratio: float) -> str:
+    """`probe` tells the machine from the profile."""
+    if ratio > 1:
+        return "the profile promises more than the machine has, or others were on it all the time"
+    return "a bandwidth in the profile that is too low"

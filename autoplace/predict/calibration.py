@@ -62,7 +62,10 @@ class Calibration:
             if mine and mine != other
         ]
         if differences:
-            raise AutoplaceError(f"this calibration is of {' and '.join(differences)}")
+            raise AutoplaceError(
+                f"this calibration is of {' and '.join(differences)}; `probe` makes one here, and "
+                "without any a plan starts from the profile"
+            )
 
 
 def _in_words(text: str) -> str:
@@ -77,7 +80,9 @@ def calibration_from_json(data: Mapping[str, Any]) -> Calibration:
     """Parsed field by field. Raise `AutoplaceError` for what is no calibration."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, Mapping) else type(data).__name__
-        raise AutoplaceError(f"expected a calibration of format {FORMAT} but got {found!r}")
+        raise AutoplaceError(
+            f"expected a calibration of format {FORMAT}, as `probe` writes it, but got {found!r}"
+        )
     try:
         rates = data["rates"]
         handover_s = data["handover_s"]
@@ -117,7 +122,10 @@ def load_calibration(path: Path) -> Calibration:
         raise AutoplaceError(f"{path} is no JSON: {problem}") from problem
     if isinstance(data, Mapping) and "calibration" in data:
         data = data["calibration"]
-    return calibration_from_json(data)
+    try:
+        return calibration_from_json(data)
+    except AutoplaceError as problem:
+        raise AutoplaceError(f"{path}: {problem}") from problem
 
 
 def save_calibration(calibration: Calibration, path: Path) -> None:

@@ -25,9 +25,12 @@ def find_calibration(machine: Machine, engine: str, given: Path | None) -> Calib
     """
     if given is not None:
         calibration = load_calibration(given)
-        calibration.check(
-            machine=fingerprint(machine), engine=engine, described=description(machine)
-        )
+        try:
+            calibration.check(
+                machine=fingerprint(machine), engine=engine, described=description(machine)
+            )
+        except AutoplaceError as problem:
+            raise AutoplaceError(f"{given}: {problem}") from problem
         return calibration
     path = calibration_path(machine, engine)
     if not path.exists():

@@ -47,7 +47,8 @@ class Solver:
         if not ENGINES[space.engine].uses_rules and space.engine != llama_cpp.ENGINE:
             raise AutoplaceError(
                 f"engine {space.engine} is launched by flags that say nothing of layers, so there "
-                "is nothing to solve for; `plan` takes builtin, llama.cpp and ktransformers-*"
+                "is nothing to solve for; `plan` takes builtin, llama.cpp and ktransformers-*, and "
+                f"`export engine={space.engine} rules=FILE` makes its launch line of what it wrote"
             )
         self._space, self._model, self._overrun = space, model, overrun
         self._dtype_bytes = dtype_bytes

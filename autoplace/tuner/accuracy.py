@@ -91,7 +91,7 @@ def _learned(learned: Mapping[str, object]) -> Iterator[str]:
     doubts = learned["doubts"]
     assert isinstance(doubts, Sequence)
     for doubt in doubts:
-        yield f"Suspicious, and not learned from: {doubt}."
+        yield f"Suspicious: {doubt}."
 
 
 def _factor(value: object) -> str:

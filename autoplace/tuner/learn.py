@@ -39,6 +39,7 @@ def observations(records: Sequence[TrialRecord]) -> list[Observation]:
             record.settings,
             1 / record.metrics.decode_tok_per_s.median,
             record.metrics.prefill_latency_s.median,
+            f"trial {record.number}",
         )
         for record in records
         if record.measured and record.placement is not None and record.settings is not None

@@ -178,7 +178,15 @@ def test_an_engine_that_is_launched_without_layers_has_nothing_to_plan(
     where = ("hardware=2xa6000", "model=deepseek-v2")
     for words in (["engine=sglang-kt"], ["compare=[builtin,sglang-kt]"]):
         assert main(["plan", *where, *words]) == 2
-        assert "nothing to solve for; `plan` takes builtin, llama.cpp" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert "nothing to solve for; `plan` takes builtin, llama.cpp" in error
+        assert "`export engine=sglang-kt rules=FILE` makes its launch line" in error
+
+
+def test_a_comparison_takes_no_one_calibration(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("compare=[2xa6000,4x3090]", "calibration=kept.json")
+    assert main(["plan", "model=deepseek-v2-lite", *words]) == 2
+    assert "calibration=kept.json is of one machine and engine" in capsys.readouterr().err
 
 
 def test_engines_that_differ_are_compared(capsys: pytest.CaptureFixture[str]) -> None:

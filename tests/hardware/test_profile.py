@@ -1,7 +1,11 @@
+from pathlib import Path
+
 import psutil
 import pytest
+import yaml
 
 from autoplace.errors import AutoplaceError
+from autoplace.hardware import parts
 from autoplace.hardware.profile import machine_from_profile
 from autoplace.units import GIB, MIB
 from tests.hardware.profiles import NAMES, profile
@@ -67,6 +71,21 @@ def test_gpu_memory_is_overridden_for_all_or_one_by_one(
 ) -> None:
     machine = machine_from_profile(profile("2x4090", gpu_memory_gib=given))
     assert [gpu.memory_bytes / GIB for gpu in machine.gpus] == expected_gib
+
+
+def test_a_part_may_leave_its_bandwidth_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs it then says so (`predict`), and `probe` measures it."""
+    host = {"model": "Mine", "num_cores": 8, "numa_nodes": 1, "pcie_gen": 4}
+    host |= {"bandwidth_gb_per_s": None, "theoretical_gb_per_s": None}
+    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump({"mine": host}))
+    monkeypatch.setattr(parts, "PARTS", tmp_path)
+    parts.host_parts.cache_clear()
+    try:
+        assert parts.host_part("mine").bandwidth_bytes_per_s == 0
+    finally:
+        parts.host_parts.cache_clear()
 
 
 def test_a_link_runs_at_the_generation_of_its_slower_end() -> None:

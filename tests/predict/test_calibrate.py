@@ -163,3 +163,13 @@ def test_a_kept_calibration_is_found_and_a_damaged_one_left_aside(
     assert "the kept calibration is not used" in caplog.text
     with pytest.raises(AutoplaceError, match="is no JSON"):
         find_calibration(where, "builtin", calibration_path(where, "builtin"))
+
+
+def test_a_given_calibration_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "there.json"
+    save_calibration(Calibration("abc", "builtin"), path)
+    with pytest.raises(AutoplaceError, match=r"there\.json: this calibration is of machine abc"):
+        find_calibration(machine(24), "builtin", path)
+    path.write_text('{"format": 2}')
+    with pytest.raises(AutoplaceError, match=r"there\.json: expected a calibration of format"):
+        find_calibration(machine(24), "builtin", path)

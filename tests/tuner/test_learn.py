@@ -1,5 +1,6 @@
 """What a study teaches the model, on a played machine that it is wrong about by a known bias."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import optuna
@@ -7,11 +8,19 @@ import pytest
 
 from autoplace.bench.metrics import Basis, Outcome, Status
 from autoplace.bench.request import TrialRequest
+from autoplace.predict.calibrate import refit
 from autoplace.predict.calibration import Calibration
 from autoplace.tuner.accuracy import accuracy_of, sentences
 from autoplace.tuner.audit import audit_prunes, audited
 from autoplace.tuner.candidate import Preparer, Problem
-from autoplace.tuner.learn import LEARN_EVERY, LEARNED, corrected_best, learn, started_from
+from autoplace.tuner.learn import (
+    LEARN_EVERY,
+    LEARNED,
+    corrected_best,
+    learn,
+    observations,
+    started_from,
+)
 from autoplace.tuner.predicted_runner import PredictedRunner
 from autoplace.tuner.records import CORRECTED_BEST, record_of
 from autoplace.tuner.runner import Runner
@@ -51,6 +60,29 @@ def test_a_biased_machine_is_learned_from_its_trials(
     assert learned.decode.error is not None
     assert learned.decode.error < 0.5 * before.decode
     assert biased.user_attrs[LEARNED]["calibration"]["num_trials"] == 14
+
+
+@pytest.mark.parametrize(
+    ("slow", "times", "said"),
+    [
+        ([3], 5.0, "trial {} took 5 times as long in decode as predicted, which is not learned"),
+        ([3], 0.2, "found in a cache"),
+        (range(14), 5.0, "all took about 5 times as long in decode as predicted, which is learned"),
+    ],
+)
+def test_what_contradicts_the_model_by_over_three_times_is_said_with_its_cause(
+    problem: Problem, slow: Sequence[int], times: float, said: str
+) -> None:
+    study = searched(problem, PredictedRunner(problem.spec))
+    seen = observations([record_of(trial) for trial in study.trials])
+    for index in slow:
+        seen[index] = replace(seen[index], decode_s=times * seen[index].decode_s)
+    learned = refit(problem.latency_model, seen)
+    number = seen[3].name.removeprefix("trial ")
+    (doubt,) = learned.doubts
+    assert said.format(number) in doubt
+    untouched = all(0.99 < factor < 1.01 for factor in learned.decode.factors.values())
+    assert untouched == (len(slow) == 1)
 
 
 def test_the_corrected_model_is_searched_every_few_trials(
