@@ -1,4 +1,8 @@
-"""Proposals by Optuna's samplers, which are told what does not fit."""
+"""Proposals by Optuna's samplers, which are told what does not fit.
+
+As in the tuner, what was pruned before is a duplicate like what was run: a sampler that learns from
+complete trials only (GP, NSGA-II) would propose it for ever.
+"""
 
 from collections.abc import Iterator
 
@@ -28,19 +32,20 @@ def by_optuna(
         ones = np.ones(grid.decode.shape[1])
         for i in peeled(grid.decode @ ones, grid.prefill @ ones, fitting)[:enqueue]:
             study.enqueue_trial(grid.values(i))
-    tried: set[int] = set()
+    seen_before: set[int] = set()
     for _ in range(MOST_ASKED):
         trial = study.ask(distributions)
         index = grid.index(trial.params)
         over = grid.over_bytes[index]
-        known = index in tried
+        known = index in seen_before
+        seen_before.add(index)
         if known or (prune and (over > 0).any()):
             _constrain(trial, over)
             study.tell(trial, state=TrialState.PRUNED)
             if known:
-                study.enqueue_trial(grid.values(_stranger(grid, tried, len(study.trials))))
+                neighbour = _neighbour(grid, index, seen_before, len(study.trials))
+                study.enqueue_trial(grid.values(neighbour))
             continue
-        tried.add(index)
         yield index
         seen = history[-1][1]
         if seen is None:
@@ -56,9 +61,15 @@ def _integers(axis: tuple[Value, ...]) -> BaseDistribution:
     return optuna.distributions.IntDistribution(low, high, step=int(axis[1]) - low)
 
 
-def _stranger(grid: Grid, tried: set[int], seed: int) -> int:
+def _neighbour(grid: Grid, index: int, known: set[int], seed: int) -> int:
+    """A walk away from a known vector, one value a step, until one that is not known."""
     rng = np.random.default_rng(seed)
-    return next(i for i in iter(lambda: int(rng.integers(grid.size)), None) if i not in tried)
+    values = grid.values(index)
+    while index in known:
+        name = str(rng.choice(list(grid.axes)))
+        values[name] = grid.axes[name][int(rng.integers(len(grid.axes[name])))]
+        index = grid.index(values)
+    return index
 
 
 def _constrain(trial: optuna.Trial, over: Floats) -> None:
