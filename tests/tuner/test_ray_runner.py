@@ -221,7 +221,7 @@ def test_a_worker_that_rays_monitor_killed_ran_out_of_host_memory(
 
 
 def test_closing_leaves_no_process(ray_runner: RayRunner) -> None:
-    """Last in this file: the runner is not used again."""
+    """The runner is not used again."""
     actor = psutil.Process(ray_runner.actor_pid)
     below = [actor, *actor.children(recursive=True)]
     helpers = [
@@ -233,3 +233,13 @@ def test_closing_leaves_no_process(ray_runner: RayRunner) -> None:
     ray_runner.close()
     _, alive = psutil.wait_procs([*helpers, *below], timeout=30)
     assert not alive
+
+
+def test_a_ray_may_follow_another_in_one_process(ray_runner: RayRunner) -> None:
+    """As for two engines in one call. Last in this file."""
+    ray_runner.close()
+    second = RayRunner(say=lambda message: None)
+    try:
+        assert psutil.pid_exists(second.actor_pid)
+    finally:
+        second.close()

@@ -206,7 +206,7 @@ def _program(name: str, path: str) -> Program:
 
 def _version(path: str) -> str:
     found = _VERSION.search(_answer(path, "--version"))
-    return f"{found[1]} ({found[2]})" if found else "unknown"
+    return f"{found[1]} ({found[2]})" if found and found[1] != "0" else "unknown"
 
 
 def _devices(path: str) -> tuple[str, ...]:
