@@ -168,7 +168,7 @@ void join_latents(const ApMla& layer, const Softmax& softmax, float* heads) {
       softmax.join(head, latent);
       const uint8_t* values = static_cast<const uint8_t*>(layer.values) + head * bytes;
       const Matrix matrix = matrix_view(values, layer.kv_b_dtype, layer.v, layer.lora);
-      const Activation activation{latent, nullptr, nullptr, nullptr, nullptr};
+      const Activation activation{latent, nullptr, nullptr, nullptr, nullptr, nullptr};
       current_path().gemv(matrix, 0, layer.v, &activation, 1, heads + head * layer.v, layer.v);
     }
   });

@@ -14,13 +14,16 @@ void Activations::prepare(int64_t t, int64_t k, bool quantized) {
   int8_t* q = codes_.get<int8_t>(t * padded);
   const int64_t groups = padded / kGroup;
   float* scales = scales_.get<float>(t * groups * 4);
+  int16_t* pairs = pairs_.get<int16_t>(t * groups * 4);
   for (Activation& row : rows_) {
     row.q = q;
     row.d = scales;
     row.sum32 = scales + groups;
     row.sum16 = scales + 2 * groups;
+    row.pairs = pairs;
     q += padded;
     scales += 4 * groups;
+    pairs += 4 * groups;
   }
 }
 
@@ -36,9 +39,10 @@ void Activations::quantize_range(int64_t row, int64_t begin, int64_t count) {
   const bool last = begin + count >= k_;
   const int64_t padded = last ? round_up(k_, kSuperBlock) - begin : count;
   const int64_t group = begin / kGroup;
-  current_path().quantize(a.x + begin, count, padded, const_cast<int8_t*>(a.q) + begin,
-                          const_cast<float*>(a.d) + group, const_cast<float*>(a.sum32) + group,
-                          const_cast<float*>(a.sum16) + 2 * group);
+  const Quantised out = {const_cast<int8_t*>(a.q) + begin, const_cast<float*>(a.d) + group,
+                         const_cast<float*>(a.sum32) + group, const_cast<float*>(a.sum16) + 2 * group,
+                         const_cast<int16_t*>(a.pairs) + 4 * group};
+  current_path().quantize(a.x + begin, count, padded, out);
 }
 
 void Activations::load(const void* x, int x_dtype, int64_t t, int64_t k, bool quantized) {

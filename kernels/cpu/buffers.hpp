@@ -58,7 +58,7 @@ class Activations {
  private:
   int64_t t_ = 0, k_ = 0;
   bool quantized_ = false;
-  Buffer floats_, codes_, scales_;
+  Buffer floats_, codes_, scales_, pairs_;
   std::vector<Activation> rows_;
 };
 

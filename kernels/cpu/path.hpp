@@ -31,6 +31,16 @@ struct Activation {
   const float* d;      // [K'/32]
   const float* sum32;  // [K'/32] d · sum of q over the group
   const float* sum16;  // [K'/16] the same over half groups
+  const int16_t* pairs;  // [K'/16][2] of half a group, Σ of q[4i] + q[4i + 1] and Σ of q[4i + 2] + q[4i + 3]
+};
+
+// Where quantised activations go: the same as in Activation.
+struct Quantised {
+  int8_t* q;
+  float* d;
+  float* sum32;
+  float* sum16;
+  int16_t* pairs;
 };
 
 // The inner loops of attention at decode, over float32 rows (simd/attention.hpp).
@@ -53,8 +63,8 @@ struct Path {
   const char* name;
   bool quantizes;  // false: kernels read only Activation::x
 
-  // Quantises `k` elements of x and zeros up to `padded`, a multiple of 32.
-  void (*quantize)(const float* x, int64_t k, int64_t padded, int8_t* q, float* d, float* sum32, float* sum16);
+  // Quantises `k` elements of x and zeros up to `padded`, a multiple of 32, into what the activation points to.
+  void (*quantize)(const float* x, int64_t k, int64_t padded, const Quantised& out);
 
   // gate[i] = silu(gate[i]) · up[i]
   void (*swiglu)(float* gate, const float* up, int64_t count);

@@ -21,7 +21,7 @@ float dot(const float* a, const float* b, int64_t count) {
   return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
 }
 
-void quantize(const float*, int64_t, int64_t, int8_t*, float*, float*, float*) {}
+void quantize(const float*, int64_t, int64_t, const Quantised&) {}
 
 void swiglu(float* gate, const float* up, int64_t count) {
   for (int64_t i = 0; i < count; ++i) gate[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];

@@ -23,9 +23,18 @@ AUTOPLACE_INLINE int sum_lanes(__m128i v) {
   return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
 }
 
+// Of each half of 8 sums, those with even and those with odd numbers.
+AUTOPLACE_INLINE void store_sums_of_pairs(__m256i sums, int16_t* pairs) {
+  sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0x4e));
+  sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0xb1));
+  const int low = _mm256_extract_epi32(sums, 0), high = _mm256_extract_epi32(sums, 4);
+  std::memcpy(pairs, &low, 4);
+  std::memcpy(pairs + 2, &high, 4);
+}
+
 // One group: d = max|x| / 127, q = round(x / d). A group below 1e-30 counts as zero; a NaN or an
 // infinity makes d NaN, so that it cannot hide.
-inline void quantize_group(const float* x, int8_t* q, float* d, float* sum32, float* sum16) {
+inline void quantize_group(const float* x, const Quantised& out, int64_t group) {
   const __m256 v[4] = {_mm256_loadu_ps(x), _mm256_loadu_ps(x + 8), _mm256_loadu_ps(x + 16),
                        _mm256_loadu_ps(x + 24)};
   const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
@@ -42,20 +51,21 @@ inline void quantize_group(const float* x, int8_t* q, float* d, float* sum32, fl
   const __m256i second = _mm256_packs_epi32(parts[2], parts[3]);
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), order);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(q), bytes);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.q + group * kGroup), bytes);
 
   const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes);
   const __m256i quads = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
   const int low = sum_lanes(_mm256_castsi256_si128(quads));
   const int high = sum_lanes(_mm256_extracti128_si256(quads, 1));
   const float scale = (peak > 1e-30f ? peak / 127.0f : 0.0f) + sum_lanes(poison);
-  *d = scale;
-  sum16[0] = scale * static_cast<float>(low);
-  sum16[1] = scale * static_cast<float>(high);
-  *sum32 = scale * static_cast<float>(low + high);
+  out.d[group] = scale;
+  out.sum16[2 * group] = scale * static_cast<float>(low);
+  out.sum16[2 * group + 1] = scale * static_cast<float>(high);
+  out.sum32[group] = scale * static_cast<float>(low + high);
+  store_sums_of_pairs(pairs, out.pairs + 4 * group);
 }
 
-inline void quantize(const float* x, int64_t k, int64_t padded, int8_t* q, float* d, float* sum32, float* sum16) {
+inline void quantize(const float* x, int64_t k, int64_t padded, const Quantised& out) {
   for (int64_t i = 0; i < padded; i += kGroup) {
     const int64_t group = i / kGroup;
     alignas(32) float last[kGroup] = {};
@@ -64,7 +74,7 @@ inline void quantize(const float* x, int64_t k, int64_t padded, int8_t* q, float
       if (i < k) std::memcpy(last, x + i, static_cast<size_t>(k - i) * 4);
       source = last;
     }
-    quantize_group(source, q + i, d + group, sum32 + group, sum16 + 2 * group);
+    quantize_group(source, out, group);
   }
 }
 

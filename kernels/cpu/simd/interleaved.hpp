@@ -47,6 +47,13 @@ AUTOPLACE_INLINE Ints byte_of(Ints words) {
   return and_ints(shift_right<8 * N>(words), all_ints(255));
 }
 
+// A byte of every word as a number of its own.
+template <int N, bool Signed>
+AUTOPLACE_INLINE Ints number_of(Ints words) {
+  if constexpr (Signed) return shift_right_signed<24>(shift_left<24 - 8 * N>(words));
+  return byte_of<N>(words);
+}
+
 // Two bits of every byte, moved from `From` to bit `To`, for codes that are put together.
 template <int From, int To>
 AUTOPLACE_INLINE Ints bits_to(Ints v, char mask) {
@@ -60,12 +67,35 @@ AUTOPLACE_INLINE Ints bits_to(Ints v, char mask) {
 template <int Format>
 struct Interleaved;
 
+// Formats whose groups have integer scales, and mins, that share the block's: packed_scales() reads them four to
+// a word, group 4·i + j as byte j of word i, `kScaleBias` too large.
+struct IntegerScales {
+  static constexpr bool kIntegerScales = true, kSignedScales = false;
+  static constexpr int kScaleBias = 0;
+};
+
+template <class F, class U>
+AUTOPLACE_INLINE void read_integer_scales(const U& unit, Floats* scale, Floats* min) {
+  constexpr int kWords = F::kBlock / F::kScaleGroup / 4;
+  Ints scales[kWords], mins[kWords];
+  F::packed_scales(unit, scales, mins);
+  const Floats d = unit.halves(0);
+  const Floats dmin = F::kHasMin ? unit.halves(1) : d;
+  for (int word = 0; word < kWords; ++word) {
+    unroll<4>([&](auto i) AUTOPLACE_LAMBDA_INLINE {
+      const Ints value = number_of<i.value, F::kSignedScales>(scales[word]);
+      scale[4 * word + i.value] = mul(d, to_floats(sub_ints(value, all_ints(F::kScaleBias))));
+      if constexpr (F::kHasMin) min[4 * word + i.value] = mul(dmin, to_floats(byte_of<i.value>(mins[word])));
+    });
+  }
+}
+
 // Blocks of 32 weights: one scale, one group.
 template <int Format>
 struct Interleaved32 {
   static constexpr int kBlock = 32, kScaleGroup = 32, kParts = 1, kGroups = 1;
   static constexpr int kOffset = 0, kMaxCode = 15;
-  static constexpr bool kSigned = false, kHasMin = false;
+  static constexpr bool kSigned = false, kHasMin = false, kIntegerScales = false;
 
   static AUTOPLACE_INLINE int64_t group(int64_t, int) { return 0; }
   static AUTOPLACE_INLINE void read_scales(const Unit<Format>& unit, Floats* scale, Floats*) {
@@ -181,23 +211,17 @@ struct Interleaved<kMXFP4> : Codebook<kMXFP4> {
 // Q4_K and Q5_K: pairs of groups, one in the low nibbles and one in the high ones of the same bytes. Scales and
 // mins lie in the first three words, as in k_scales.
 template <int Format>
-struct PairsOfGroups {
+struct PairsOfGroups : IntegerScales {
   static constexpr int kBlock = 256, kScaleGroup = 32, kParts = 4, kGroups = 2, kOffset = 0;
   static constexpr bool kSigned = false, kHasMin = true;
   static AUTOPLACE_INLINE int64_t group(int64_t part, int h) { return 2 * part + h; }
-  static AUTOPLACE_INLINE void read_scales(const Unit<Format>& unit, Floats* scale, Floats* min) {
+  static AUTOPLACE_INLINE void packed_scales(const Unit<Format>& unit, Ints* scales, Ints* mins) {
     const Ints p0 = unit.words(0), p1 = unit.words(1), p2 = unit.words(2);
     const Ints six = all_bytes(0x3f), four = all_bytes(0x0f), two = all_bytes(0x30);
-    const Ints scales[2] = {and_ints(p0, six), or_ints(and_ints(p2, four), and_ints(shift_right<2>(p0), two))};
-    const Ints mins[2] = {and_ints(p1, six),
-                          or_ints(and_ints(shift_right<4>(p2), four), and_ints(shift_right<2>(p1), two))};
-    const Floats d = unit.halves(0), dmin = unit.halves(1);
-    unroll<4>([&](auto i) AUTOPLACE_LAMBDA_INLINE {
-      for (int high = 0; high < 2; ++high) {
-        scale[4 * high + i.value] = mul(d, to_floats(byte_of<i.value>(scales[high])));
-        min[4 * high + i.value] = mul(dmin, to_floats(byte_of<i.value>(mins[high])));
-      }
-    });
+    scales[0] = and_ints(p0, six);
+    scales[1] = or_ints(and_ints(p2, four), and_ints(shift_right<2>(p0), two));
+    mins[0] = and_ints(p1, six);
+    mins[1] = or_ints(and_ints(shift_right<4>(p2), four), and_ints(shift_right<2>(p1), two));
   }
 };
 
@@ -223,7 +247,7 @@ struct Interleaved<kQ5_K> : PairsOfGroups<kQ5_K> {
 };
 
 // Formats whose 16 scale groups are found by halves of 128 weights and of 16 bytes: part = 2·half + side.
-struct SixteenGroups {
+struct SixteenGroups : IntegerScales {
   static constexpr int kBlock = 256, kScaleGroup = 16, kParts = 4, kGroups = 4, kOffset = 0;
   static constexpr bool kSigned = false, kHasMin = false;
   static AUTOPLACE_INLINE int64_t group(int64_t part, int h) { return part / 2 * 8 + part % 2 + 2 * h; }
@@ -232,15 +256,9 @@ struct SixteenGroups {
 template <>
 struct Interleaved<kQ6_K> : SixteenGroups {
   static constexpr int kOffset = 32, kMaxCode = 63;
-  static AUTOPLACE_INLINE void read_scales(const Unit<kQ6_K>& unit, Floats* scale, Floats*) {
-    const Floats d = unit.halves(0);
-    for (int word = 0; word < 4; ++word) {
-      const Ints packed = unit.words(48 + word);
-      unroll<4>([&](auto i) AUTOPLACE_LAMBDA_INLINE {
-        const Ints value = shift_right_signed<24>(shift_left<24 - 8 * i.value>(packed));
-        scale[4 * word + i.value] = mul(d, to_floats(value));
-      });
-    }
+  static constexpr bool kSignedScales = true;
+  static AUTOPLACE_INLINE void packed_scales(const Unit<kQ6_K>& unit, Ints* scales, Ints*) {
+    for (int word = 0; word < 4; ++word) scales[word] = unit.words(48 + word);
   }
   template <int H, int Step>
   static AUTOPLACE_INLINE Ints line(const Unit<kQ6_K>& unit, int64_t part) {
@@ -255,14 +273,10 @@ template <>
 struct Interleaved<kQ2_K> : SixteenGroups {
   static constexpr int kMaxCode = 3;
   static constexpr bool kHasMin = true;
-  static AUTOPLACE_INLINE void read_scales(const Unit<kQ2_K>& unit, Floats* scale, Floats* min) {
-    const Floats d = unit.halves(0), dmin = unit.halves(1);
+  static AUTOPLACE_INLINE void packed_scales(const Unit<kQ2_K>& unit, Ints* scales, Ints* mins) {
     for (int word = 0; word < 4; ++word) {
-      const Ints packed = unit.words(word);
-      unroll<4>([&](auto i) AUTOPLACE_LAMBDA_INLINE {
-        scale[4 * word + i.value] = mul(d, to_floats(byte_of<i.value>(low4(packed))));
-        min[4 * word + i.value] = mul(dmin, to_floats(byte_of<i.value>(high4(packed))));
-      });
+      scales[word] = low4(unit.words(word));
+      mins[word] = high4(unit.words(word));
     }
   }
   template <int H, int Step>
@@ -274,20 +288,14 @@ struct Interleaved<kQ2_K> : SixteenGroups {
 template <>
 struct Interleaved<kQ3_K> : SixteenGroups {
   static constexpr int kOffset = 4, kMaxCode = 7;
-  static AUTOPLACE_INLINE void read_scales(const Unit<kQ3_K>& unit, Floats* scale, Floats*) {
+  static constexpr int kScaleBias = 32;
+  static AUTOPLACE_INLINE void packed_scales(const Unit<kQ3_K>& unit, Ints* scales, Ints*) {
     const Ints low0 = unit.words(24), low1 = unit.words(25), high = unit.words(26);
     const Ints two = all_bytes(0x30);
-    const Ints packed[4] = {or_ints(low4(low0), and_ints(shift_left<4>(high), two)),
-                            or_ints(low4(low1), and_ints(shift_left<2>(high), two)),
-                            or_ints(high4(low0), and_ints(high, two)),
-                            or_ints(high4(low1), and_ints(shift_right<2>(high), two))};
-    const Floats d = unit.halves(0);
-    for (int word = 0; word < 4; ++word) {
-      unroll<4>([&](auto i) AUTOPLACE_LAMBDA_INLINE {
-        const Ints centred = sub_ints(byte_of<i.value>(packed[word]), all_ints(32));
-        scale[4 * word + i.value] = mul(d, to_floats(centred));
-      });
-    }
+    scales[0] = or_ints(low4(low0), and_ints(shift_left<4>(high), two));
+    scales[1] = or_ints(low4(low1), and_ints(shift_left<2>(high), two));
+    scales[2] = or_ints(high4(low0), and_ints(high, two));
+    scales[3] = or_ints(high4(low1), and_ints(shift_right<2>(high), two));
   }
   // The third bit of weights 128·half + 32·H + l is bit 4·half + H of byte l.
   template <int H, int Step>
@@ -303,7 +311,7 @@ template <>
 struct Interleaved<kIQ4_XS> {
   static constexpr int kBlock = 256, kScaleGroup = 32, kParts = 8, kGroups = 1;
   static constexpr int kOffset = kSignedOffset, kMaxCode = 127;
-  static constexpr bool kSigned = !AUTOPLACE_VNNI, kHasMin = false;
+  static constexpr bool kSigned = !AUTOPLACE_VNNI, kHasMin = false, kIntegerScales = false;
   static AUTOPLACE_INLINE int64_t group(int64_t part, int) { return part; }
   static AUTOPLACE_INLINE void read_scales(const Unit<kIQ4_XS>& unit, Floats* scale, Floats*) {
     const Floats d = unit.halves(0);
@@ -344,9 +352,16 @@ AUTOPLACE_INLINE void multiply_unit(const U& unit, int64_t index, const TokenPoi
   constexpr int kPerBlock = F::kBlock / F::kScaleGroup;
   constexpr bool kLess = F::kHasMin || F::kOffset != 0;
   ScaleTable<kPerBlock, F::kHasMin> table;
-  F::read_scales(unit, table.scale, table.min);
+  if constexpr (F::kIntegerScales) {
+    read_integer_scales<F>(unit, table.scale, table.min);
+  } else {
+    F::read_scales(unit, table.scale, table.min);
+  }
   const int8_t* q[T];
+  constexpr int64_t kShare = U::kBytes * kVectorRows / kTileRows / F::kParts;
+  const uint8_t* share = unit.data + unit.half * (U::kBytes / kTileRows);
   for (int64_t part = 0; part < F::kParts; ++part) {
+    prefetch_ahead<kShare>(share + part * kShare);
     unroll<F::kGroups>([&](auto h) AUTOPLACE_LAMBDA_INLINE {
       const int64_t within = F::group(part, h.value), group = index * kPerBlock + within;
       Ints dots[T];
@@ -381,29 +396,10 @@ inline void multiply_strip(const uint8_t* strip, int64_t num_units, const Activa
     for (int t = 0; t < T; ++t) total[t] = zero_floats();
     for (int64_t index = 0; index < num_units; ++index) {
       const Unit<Format> unit{strip + index * Unit<Format>::kBytes, half};
-      prefetch_ahead<Unit<Format>::kBytes * kVectorRows / kTileRows>(unit.data);
       multiply_unit<F, T>(unit, index, tokens, total);
     }
     for (int t = 0; t < T; ++t) store_floats(out + t * kTileRows + half, total[t]);
   }
-}
-
-template <int Format>
-inline void interleaved_gemm(const Matrix& w, int64_t first, const Activation* const* x, int64_t t, float* out) {
-  using F = Interleaved<Format>;
-  const int64_t num_units = w.k / F::kBlock;
-  const uint8_t* strip = w.data + first / kTileRows * num_units * Unit<Format>::kBytes;
-  in_token_batches<kTileTokens>(t, [&](auto batch, int64_t i) AUTOPLACE_LAMBDA_INLINE {
-    multiply_strip<Format, batch.value>(strip, num_units, x + i, out + i * kTileRows);
-  });
-}
-
-template <int Format>
-inline void interleaved_gemv(const Matrix& w, int64_t first, int64_t num_rows, const Activation* x, int64_t t,
-                             float* out, int64_t stride) {
-  gemv_by_strips(num_rows, x, t, out, stride, [&](int64_t done, const Activation* const* tokens, float* sums) {
-    interleaved_gemm<Format>(w, first + done, tokens, t, sums);
-  });
 }
 
 }  // namespace

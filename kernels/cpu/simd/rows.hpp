@@ -125,14 +125,24 @@ AUTOPLACE_INLINE Ints four_bytes(const int8_t* p) {
   return all_ints(value);
 }
 
-// Asks for the next bytes of a stream, as many as were just used.
+// Asks for the next bytes of a stream, as many as are being used: few at a time, since a core that waits for
+// more lines than it can keep track of does nothing else.
 template <int64_t kBytes>
 AUTOPLACE_INLINE void prefetch_ahead(const uint8_t* p) {
-  constexpr int64_t kAhead = 4096;
+  constexpr int64_t kAhead = 8192;
   for (int64_t line = 0; line < kBytes; line += 64) {
     _mm_prefetch(reinterpret_cast<const char*>(p) + kAhead + line, _MM_HINT_T0);
   }
 }
+
+#if !AUTOPLACE_VNNI
+// sum += products, in 16 bits and in this order: a compiler that may add in another one makes all products
+// before it adds any, and runs out of registers.
+AUTOPLACE_INLINE void add_in_order(Ints& sum, Ints products) {
+  sum = _mm256_add_epi16(sum, products);
+  asm("" : "+x"(sum));
+}
+#endif
 
 // sums[t] += Σ over 4·kSteps weights of codes · x[t], for codes line(0) … line(kSteps - 1), each 4
 // weights of every row. Without VNNI, products are summed in 16 bits as long as they cannot overflow.
@@ -159,7 +169,7 @@ AUTOPLACE_INLINE void accumulate(const int8_t* const* x, Line&& line, Ints* sums
         const Ints four = four_bytes(x[t] + 4 * kStep);
         const Ints products = kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(four, codes))
                                       : _mm256_maddubs_epi16(codes, four);
-        partial[t] = _mm256_add_epi16(partial[t], products);
+        add_in_order(partial[t], products);
       }
     });
     for (int t = 0; t < T; ++t) {
