@@ -5,6 +5,7 @@ hold addresses: whoever makes one keeps what they point to alive.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -92,11 +93,21 @@ class FeedForward(ctypes.Structure):
     )
 
 
+class Layer(ctypes.Structure):
+    """Addresses of a layer's halves: an `Mla` or a `Gqa`, the other null, and a `FeedForward`."""
+
+    _fields_ = (("mla", _POINTER), ("gqa", _POINTER), ("feed_forward", _POINTER))
+
+
 _PROBLEMS = {1: "unknown type", 2: "parts that do not fit together", 4: "not enough host memory"}
 _CALLS: dict[str, tuple[object, list[object]]] = {
     "ap_mla": (ctypes.c_int, [_POINTER, _POINTER, ctypes.c_int, _LONG, _POINTER, _POINTER]),
     "ap_gqa": (ctypes.c_int, [_POINTER, _POINTER, ctypes.c_int, _LONG, _POINTER, _POINTER]),
     "ap_feed_forward": (ctypes.c_int, [_POINTER, _POINTER, ctypes.c_int, _POINTER]),
+    "ap_layers": (
+        ctypes.c_int,
+        [_POINTER, _LONG, _POINTER, ctypes.c_int, _LONG, _POINTER, _POINTER],
+    ),
     "ap_rms_norm": (ctypes.c_int, [_POINTER, _POINTER, ctypes.c_int, _LONG, _POINTER]),
     "ap_choose_experts": (ctypes.c_int, [_POINTER, _POINTER, _POINTER, _POINTER]),
     "ap_time_roles": (None, [ctypes.c_int]),
@@ -116,6 +127,26 @@ class Prepared:
         return cls(struct, ctypes.addressof(struct))
 
 
+@dataclass(frozen=True)
+class PreparedLayers:
+    """Layers that one call runs; keeps what their halves point to alive."""
+
+    halves: tuple[tuple[Prepared, Prepared], ...]
+    """Attention and feed-forward of each."""
+    structs: ctypes.Array[Layer]
+
+    @classmethod
+    def of(cls, halves: Sequence[tuple[Prepared, Prepared]]) -> "PreparedLayers":
+        layers = [_layer(attention, other) for attention, other in halves]
+        return cls(tuple(halves), (Layer * len(layers))(*layers))
+
+
+def _layer(attention: Prepared, feed_forward: Prepared) -> Layer:
+    if isinstance(attention.struct, Mla):
+        return Layer(mla=attention.address, feed_forward=feed_forward.address)
+    return Layer(gqa=attention.address, feed_forward=feed_forward.address)
+
+
 class DecodeKernels:
     """Calls on one token x [D], float32 or bf16; `x_dtype` as `Kernels` takes it.
 
@@ -128,7 +159,7 @@ class DecodeKernels:
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
         self._mla, self._gqa = library.ap_mla, library.ap_gqa
-        self._feed_forward = library.ap_feed_forward
+        self._feed_forward, self._layers = library.ap_feed_forward, library.ap_layers
         self._rms_norm, self._choose = library.ap_rms_norm, library.ap_choose_experts
         self._time_roles, self._role_times = library.ap_time_roles, library.ap_role_times
 
@@ -155,6 +186,24 @@ class DecodeKernels:
         code = self._feed_forward(layer.address, x_ptr, x_dtype, out_ptr)
         if code:
             _fail(code, f"FeedForward for {x_dtype=}")
+
+    def layers(
+        self,
+        layers: PreparedLayers,
+        x_ptr: int,
+        x_dtype: int,
+        position: int,
+        turns_ptr: int,
+        out_ptr: int,
+    ) -> None:
+        """out = x after all layers in turn; as `attention` and `feed_forward` of each."""
+        count = len(layers.structs)
+        code = self._layers(
+            *(ctypes.addressof(layers.structs), count, x_ptr, x_dtype),
+            *(position, turns_ptr, out_ptr),
+        )
+        if code:
+            _fail(code, f"{count} layers at {position=} for {x_dtype=}")
 
     def rms_norm(
         self, norm: Prepared, x_ptr: int, x_dtype: int, num_tokens: int, out_ptr: int

@@ -19,6 +19,7 @@ from autoplace.models.basic import Embedding, RMSNorm
 from autoplace.models.gqa import GqaAttention
 from autoplace.models.mla import MlaAttention
 from autoplace.models.moe import Mlp, MoeBlock
+from autoplace.models.place import Place, move
 from autoplace.native_decode import Role
 from autoplace.operators.wrappers import KTransformersExperts, KTransformersLinear
 
@@ -188,16 +189,14 @@ def _watch_experts(module: KTransformersExperts, stopwatch: Stopwatch, stack: Ex
 
 
 def _watch_moves(model: HybridModel, stopwatch: Stopwatch, stack: ExitStack) -> None:
-    """From the end of a layer to the begin of the next one, where that is on another device."""
-    places, layers = model.places, model.layers
-    for index in range(1, len(layers)):
-        if places[index] != places[index - 1]:
+    """Between layers that are on different devices."""
 
-            def leave(*_: Any) -> None:
-                stopwatch.enter(HAND_OVER)
+    def timed(x: Tensor, place: Place) -> Tensor:
+        stopwatch.enter(HAND_OVER)
+        try:
+            return move(x, place)
+        finally:
+            stopwatch.leave()
 
-            def arrive(*_: Any) -> None:
-                stopwatch.leave()
-
-            stack.callback(layers[index - 1].register_forward_hook(leave).remove)
-            stack.callback(layers[index].register_forward_pre_hook(arrive).remove)
+    stack.callback(setattr, model, "hand_over", model.hand_over)
+    model.hand_over = timed

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from autoplace.architectures.geometry import Geometry, Mla
 from autoplace.engine.graphs import GraphedDecode
+from autoplace.engine.one_token import Stretch, stretches
 from autoplace.engine.recorder import Capture, CudaCaptures
 from autoplace.errors import AutoplaceError
 from autoplace.models.allocation import Allocator
 from autoplace.models.attention import causal_mask
+from autoplace.models.backend import kernels
 from autoplace.models.gqa import Step
 from autoplace.models.out_of_memory import translated
 from autoplace.models.place import HOST, Place, move, put
@@ -82,12 +84,16 @@ class HybridModel:
         self._forward = Forward(geometry)
         self._embed = root.get_submodule("model.embed_tokens")
         self._layers = [root.get_submodule(f"model.layers.{i}") for i in range(len(places))]
+        self._singly: list[Stretch] = list(zip(self._layers, places, strict=True))
+        self._together: list[Stretch] = stretches(self._layers, places)
         self._norm = root.get_submodule("model.norm")
         self._lm_head = root.get_submodule("lm_head")
         self._graphs: GraphedDecode | None = None
         self._no_graphs = no_graphs
         self.position = 0
         """Tokens in the cache."""
+        self.hand_over: Callable[[Tensor, Place], Tensor] = move
+        """Brings activations to where the next layers are; replaced by who times it."""
 
     @property
     def uses_graphs(self) -> bool:
@@ -168,7 +174,16 @@ class HybridModel:
 
     def close(self) -> None:
         """Let go of the tensors and give their bytes back to the ledger."""
-        for name in ("root", "_embed", "_layers", "_norm", "_lm_head", "_graphs"):
+        for name in (
+            "root",
+            "_embed",
+            "_layers",
+            "_singly",
+            "_together",
+            "_norm",
+            "_lm_head",
+            "_graphs",
+        ):
             setattr(self, name, None)
         self._allocator.close()
 
@@ -181,10 +196,11 @@ class HybridModel:
         self._refuse_beyond_context(len(tokens))
         x = self._embedded(tokens)
         steps: dict[str, Step] = {}
-        for layer, place in zip(self._layers, self._places, strict=True):
+        together = len(tokens) == 1 and kernels() is not None
+        for stretch, place in self._together if together else self._singly:
             if place.name not in steps:
                 steps[place.name] = self._forward.step(self.position, len(tokens), place)
-            x = layer(move(x, place), steps[place.name])
+            x = stretch(self.hand_over(x, place), steps[place.name])
         self.position += len(tokens)
         return cast(Tensor, self._norm(x))
 

@@ -1,10 +1,12 @@
 """Gives decoder layers their halves as one kernel call each, for one token in host memory.
 
 The description holds addresses of the modules' own tensors: nothing is copied. A half of which
-something lies on a GPU, or has no form that the kernels know, stays with the modules.
+something lies on a GPU, or has no form that the kernels know, stays with the modules. Layers that
+follow one another on a device and have both halves are one call together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +15,20 @@ from autoplace.architectures.geometry import Geometry, Moe
 from autoplace.models.backend import DTYPES, decode_kernels
 from autoplace.models.basic import RMSNorm, RouterGate
 from autoplace.models.gqa import GqaAttention, Step
-from autoplace.models.layer import DecoderLayer, Half
+from autoplace.models.layer import DecoderLayer
 from autoplace.models.mla import MlaAttention
 from autoplace.models.moe import Mlp, MoeBlock
 from autoplace.models.place import Place, expect, put
-from autoplace.native_decode import DecodeKernels, FeedForward, Gqa, Matrix, Mla, Norm, Prepared
+from autoplace.native_decode import (
+    DecodeKernels,
+    FeedForward,
+    Gqa,
+    Matrix,
+    Mla,
+    Norm,
+    Prepared,
+    PreparedLayers,
+)
 from autoplace.native_decode import Mlp as NativeMlp
 from autoplace.native_decode import Router as NativeRouter
 from autoplace.operators.matrices import NONE, experts_of, matrix_of
@@ -27,63 +38,141 @@ class _MissingError(Exception):
     """A part that the kernels cannot read."""
 
 
+@dataclass(frozen=True)
+class AttentionOfOne:
+    """x [1, D] → x + attention(norm(x)) by one call."""
+
+    native: DecodeKernels
+    prepared: Prepared
+    place: Place
+    num_turns: int
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        out = _like(x, self.place)
+        turns, position = _turns(step, self.num_turns)
+        self.native.attention(
+            *(self.prepared, x.data_ptr(), DTYPES[x.dtype]),
+            *(position, turns, out.data_ptr()),
+        )
+        return out
+
+
+@dataclass(frozen=True)
+class FeedForwardOfOne:
+    """x [1, D] → x + feed_forward(norm(x)) by one call."""
+
+    native: DecodeKernels
+    prepared: Prepared
+    place: Place
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        out = _like(x, self.place)
+        self.native.feed_forward(self.prepared, x.data_ptr(), DTYPES[x.dtype], out.data_ptr())
+        return out
+
+
+@dataclass(frozen=True)
+class LayersOfOne:
+    """x [1, D] → x after several layers of one place, by one call."""
+
+    native: DecodeKernels
+    prepared: PreparedLayers
+    place: Place
+    num_turns: int
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        out = _like(x, self.place)
+        turns, position = _turns(step, self.num_turns)
+        self.native.layers(
+            *(self.prepared, x.data_ptr(), DTYPES[x.dtype]),
+            *(position, turns, out.data_ptr()),
+        )
+        return out
+
+
+Stretch = tuple[Callable[[Tensor, Step], Tensor], Place]
+
+
+def stretches(layers: Sequence[nn.Module], places: Sequence[Place]) -> list[Stretch]:
+    """The layers in order, those that can be together as one; for one token."""
+    return list(_stretches(layers, places))
+
+
+def _stretches(layers: Sequence[nn.Module], places: Sequence[Place]) -> Iterator[Stretch]:
+    together: list[tuple[AttentionOfOne, FeedForwardOfOne]] = []
+    for layer, place in zip(layers, places, strict=True):
+        halves = _both_halves(layer)
+        if together and (halves is None or together[-1][0].place is not place):
+            yield _joined(together)
+            together = []
+        if halves is None:
+            yield layer, place
+        else:
+            together.append(halves)
+    if together:
+        yield _joined(together)
+
+
+def _both_halves(layer: nn.Module) -> tuple[AttentionOfOne, FeedForwardOfOne] | None:
+    assert isinstance(layer, DecoderLayer)
+    attention, other = layer.attention_of_one, layer.feed_forward_of_one
+    if isinstance(attention, AttentionOfOne) and isinstance(other, FeedForwardOfOne):
+        return attention, other
+    return None
+
+
+def _joined(halves: Sequence[tuple[AttentionOfOne, FeedForwardOfOne]]) -> Stretch:
+    first = halves[0][0]
+    prepared = PreparedLayers.of([(one.prepared, other.prepared) for one, other in halves])
+    return LayersOfOne(first.native, prepared, first.place, first.num_turns), first.place
+
+
+def _like(x: Tensor, place: Place) -> Tensor:
+    expect(x, place)
+    return put(torch.empty_like(x), place)
+
+
+def _turns(step: Step, num_turns: int) -> tuple[int, int]:
+    """The address of the rotation, and the position."""
+    assert isinstance(step.start, int)
+    assert step.turns.numel() == num_turns, step.turns.shape
+    return step.turns.data_ptr(), step.start
+
+
 def use_kernels_for_one_token(layer: nn.Module, geometry: Geometry, place: Place) -> None:
     """Set a layer's halves where all of their parts are in host memory."""
     native = decode_kernels()
     assert isinstance(layer, DecoderLayer)
     if native is None or not place.runs_on_host:
         return
-    layer.attention_of_one = _half(lambda: _attention(native, layer, geometry, place))
-    layer.feed_forward_of_one = _half(lambda: _feed_forward(native, layer, place))
+    if (attention := _prepared(lambda: _attention(layer))) is not None:
+        num_turns = geometry.rope.dim // 2
+        layer.attention_of_one = AttentionOfOne(native, attention, place, num_turns)
+    if (other := _prepared(lambda: _feed_forward(layer))) is not None:
+        layer.feed_forward_of_one = FeedForwardOfOne(native, other, place)
 
 
-def _half(make: Callable[[], Half]) -> Half | None:
+def _prepared(make: Callable[[], Mla | Gqa | FeedForward]) -> Prepared | None:
     try:
-        return make()
+        return Prepared.of(make())
     except _MissingError:
         return None
 
 
-def _attention(
-    native: DecodeKernels, layer: DecoderLayer, geometry: Geometry, place: Place
-) -> Half:
+def _attention(layer: DecoderLayer) -> Mla | Gqa:
     module, norm = layer.self_attn, _norm(layer.input_layernorm)
     if isinstance(module, MlaAttention):
-        prepared = Prepared.of(_mla(module, norm))
-    else:
-        assert isinstance(module, GqaAttention)
-        prepared = Prepared.of(_gqa(module, norm))
-    num_turns = geometry.rope.dim // 2
-
-    def half(x: Tensor, step: Step) -> Tensor:
-        expect(x, place)
-        assert isinstance(step.start, int)
-        assert step.turns.numel() == num_turns, step.turns.shape
-        out = put(torch.empty_like(x), place)
-        native.attention(
-            *(prepared, x.data_ptr(), DTYPES[x.dtype]),
-            *(step.start, step.turns.data_ptr(), out.data_ptr()),
-        )
-        return out
-
-    return half
+        return _mla(module, norm)
+    assert isinstance(module, GqaAttention)
+    return _gqa(module, norm)
 
 
-def _feed_forward(native: DecodeKernels, layer: DecoderLayer, place: Place) -> Half:
+def _feed_forward(layer: DecoderLayer) -> FeedForward:
     module, norm = layer.feed_forward, _norm(layer.post_attention_layernorm)
     if isinstance(module, MoeBlock):
-        prepared = Prepared.of(_moe(module, norm))
-    else:
-        assert isinstance(module, Mlp)
-        prepared = Prepared.of(FeedForward(norm=norm, dense=_mlp(module)))
-
-    def half(x: Tensor, step: Step) -> Tensor:
-        expect(x, place)
-        out = put(torch.empty_like(x), place)
-        native.feed_forward(prepared, x.data_ptr(), DTYPES[x.dtype], out.data_ptr())
-        return out
-
-    return half
+        return _moe(module, norm)
+    assert isinstance(module, Mlp)
+    return FeedForward(norm=norm, dense=_mlp(module))
 
 
 def _mla(module: MlaAttention, norm: Norm) -> Mla:

@@ -10,6 +10,7 @@ ours. Medians, and in brackets the lowest and the highest.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -134,10 +135,15 @@ def limits() -> tuple[float | None, float]:
 
 
 def in_a_process(arguments: argparse.Namespace) -> Run:
+    """Our engine with the variables that a trial's worker has."""
+    from autoplace.bench.environment import worker_environment
+    from autoplace.hardware.detect import detect_machine
+
     command = [sys.executable, __file__, str(arguments.model), "--child"]
     for name in ("threads", "prompt", "tokens"):
         command += [f"--{name}", str(getattr(arguments, name))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **worker_environment(detect_machine())}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise SystemExit(f"the builtin engine failed: {done.stderr.strip().splitlines()[-1]}")
     return Run(**json.loads(done.stdout.splitlines()[-1]))

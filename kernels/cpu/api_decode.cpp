@@ -132,6 +132,19 @@ int ap_feed_forward(const ApFeedForward* layer, const void* x, int dtype, void* 
                        [&](const float* input, float* output) { feed_forward(*layer, input, output); });
 }
 
+int ap_layers(const ApLayer* layers, int64_t count, const void* x, int dtype, int64_t position, const float* turns,
+              void* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    const ApLayer& layer = layers[i];
+    int problem = layer.mla != nullptr ? ap_mla(layer.mla, x, dtype, position, turns, out)
+                                       : ap_gqa(layer.gqa, x, dtype, position, turns, out);
+    if (problem == kApOk) problem = ap_feed_forward(layer.feed_forward, out, dtype, out);
+    if (problem != kApOk) return problem;
+    x = out;
+  }
+  return kApOk;
+}
+
 int ap_rms_norm(const ApNorm* norm, const void* x, int dtype, int64_t num_tokens, void* out) {
   static thread_local Buffer buffer;
   if (!is_activation(dtype)) return kApBadType;

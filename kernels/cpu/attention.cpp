@@ -20,7 +20,6 @@ namespace {
 
 constexpr int64_t kPositions = 64;
 constexpr int64_t kHeads = 8;
-constexpr int64_t kAbsorbedRows = 16;  // of a head's keys, widened at a time
 
 // Of one head and one run of positions: Σ e^(score - most) · value, Σ e^(score - most).
 struct Partial {
@@ -106,19 +105,14 @@ Vectors& vectors() {
 
 // q · keys for the keys [nope, lora] of one head: [lora].
 void absorb(const ApMla& layer, int64_t head, const float* q, float* out) {
-  const int64_t size = layer.kv_b_dtype == kApBF16 ? 2 : 4;
-  const uint8_t* keys = static_cast<const uint8_t*>(layer.keys) + head * layer.nope * layer.lora * size;
+  const AttentionLoops& loops = current_path().attention;
+  const int64_t first = head * layer.nope * layer.lora;
   std::fill_n(out, layer.lora, 0.0f);
-  float* buffer = tile_scratch().other.get<float>(kAbsorbedRows * layer.lora);
-  for (int64_t first = 0; first < layer.nope; first += kAbsorbedRows) {
-    const int64_t count = std::min(kAbsorbedRows, layer.nope - first);
-    const uint8_t* source = keys + first * layer.lora * size;
-    const float* rows = reinterpret_cast<const float*>(source);
-    if (layer.kv_b_dtype == kApBF16) {
-      widen(source, kApBF16, count * layer.lora, buffer);
-      rows = buffer;
-    }
-    current_path().attention.mix(q + first, 1, layer.nope, rows, count, layer.lora, layer.lora, out, layer.lora);
+  if (layer.kv_b_dtype == kApBF16) {
+    loops.mix_bfloats(q, static_cast<const uint16_t*>(layer.keys) + first, layer.nope, layer.lora, out);
+  } else {
+    const float* keys = static_cast<const float*>(layer.keys) + first;
+    loops.mix(q, 1, layer.nope, keys, layer.nope, layer.lora, layer.lora, out, layer.lora);
   }
 }
 

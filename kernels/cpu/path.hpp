@@ -53,6 +53,9 @@ struct AttentionLoops {
   void (*mix)(const float* p, int64_t heads, int64_t p_stride, const float* rows, int64_t num_rows, int64_t stride,
               int64_t width, float* sums, int64_t sum_stride);
 
+  // sums[i] += Σ over r of p[r] · rows[r * width + i] for bf16 rows, i below `width`.
+  void (*mix_bfloats)(const float* p, const uint16_t* rows, int64_t num_rows, int64_t width, float* sums);
+
   // x[i] = e^(x[i] - shift) for x that are not above the shift; their sum.
   float (*exponentials)(float* x, int64_t count, float shift);
 };

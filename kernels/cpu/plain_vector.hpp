@@ -23,6 +23,17 @@ inline Floats load_floats(const float* p) {
   return v;
 }
 
+inline Floats load_bfloats(const uint8_t* p) {
+  Floats v;
+  for (int i = 0; i < kVectorRows; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, p + 2 * i, 2);
+    const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    std::memcpy(v.lane + i, &wide, 4);
+  }
+  return v;
+}
+
 inline void store_floats(float* p, const Floats& v) { std::memcpy(p, v.lane, sizeof v.lane); }
 
 inline Floats all(float value) {

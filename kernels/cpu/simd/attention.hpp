@@ -1,4 +1,5 @@
-// The inner loops of attention at decode, over float32 rows: products, weighted sums, exponentials.
+// The inner loops of attention at decode, over float32 rows: products, weighted sums (of bf16 rows too),
+// exponentials.
 // Written on a vector type `Floats` of kVectorRows elements: simd/rows.hpp's, or plain_vector.hpp's.
 #ifndef AUTOPLACE_SIMD_ATTENTION_HPP_
 #define AUTOPLACE_SIMD_ATTENTION_HPP_
@@ -6,6 +7,7 @@
 #include <cstdint>
 
 #include "../path.hpp"
+#include "../scalar_decode.hpp"
 
 namespace autoplace {
 namespace {
@@ -108,7 +110,33 @@ inline void attention_mix(const float* p, int64_t heads, int64_t p_stride, const
   }
 }
 
-constexpr AttentionLoops kAttentionLoops = {attention_scores, attention_mix, exponentials};
+// R rows of bf16, one after the other: each row is read in a stream of its own.
+template <int R>
+inline void add_bfloat_rows(const float* p, const uint16_t* rows, int64_t width, float* sums) {
+  Floats weight[R];
+  for (int r = 0; r < R; ++r) weight[r] = all(p[r]);
+  int64_t i = 0;
+  for (; i + kVectorRows <= width; i += kVectorRows) {
+    Floats sum = load_floats(sums + i);
+    for (int r = 0; r < R; ++r) {
+      const uint16_t* row = rows + r * width + i;
+      if (i % 32 == 0) __builtin_prefetch(row + R * width);
+      sum = mul_add(weight[r], load_bfloats(reinterpret_cast<const uint8_t*>(row)), sum);
+    }
+    store_floats(sums + i, sum);
+  }
+  for (; i < width; ++i) {
+    for (int r = 0; r < R; ++r) sums[i] += p[r] * bfloat_to_float(rows[r * width + i]);
+  }
+}
+
+inline void attention_mix_bfloats(const float* p, const uint16_t* rows, int64_t num_rows, int64_t width, float* sums) {
+  int64_t r = 0;
+  for (; r + 4 <= num_rows; r += 4) add_bfloat_rows<4>(p + r, rows + r * width, width, sums);
+  for (; r < num_rows; ++r) add_bfloat_rows<1>(p + r, rows + r * width, width, sums);
+}
+
+constexpr AttentionLoops kAttentionLoops = {attention_scores, attention_mix, attention_mix_bfloats, exponentials};
 
 }  // namespace
 }  // namespace autoplace

@@ -89,6 +89,17 @@ int ap_gqa(const ApGqa* layer, const void* x, int dtype, int64_t position, const
 // out = x + feed_forward(norm(x)). out may be x.
 int ap_feed_forward(const ApFeedForward* layer, const void* x, int dtype, void* out);
 
+// One layer: its attention, either kind, and its other half; the other kind is null.
+typedef struct {
+  const ApMla* mla;
+  const ApGqa* gqa;
+  const ApFeedForward* feed_forward;
+} ApLayer;
+
+// out = x after layers[0] … layers[count - 1], in turn. out may be x. Stops at the first that fails.
+int ap_layers(const ApLayer* layers, int64_t count, const void* x, int dtype, int64_t position, const float* turns,
+              void* out);
+
 // out[T, width] = norm of each row of x.
 int ap_rms_norm(const ApNorm* norm, const void* x, int dtype, int64_t num_tokens, void* out);
 
