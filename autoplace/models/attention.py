@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from autoplace.models.backend import for_products
+
 
 def attend_one(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Tensor | None = None
@@ -33,7 +35,9 @@ def causal_mask(num_tokens: int, end: int, device: torch.device) -> Tensor | Non
 def attend_many(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """[H, T, d], [G, L, d], [G, L, v] → [H, T, v]; H a multiple of G, v at most d."""
+    """[H, T, d], [G, L, d], [G, L, v] → [H, T, v] in q's type; H a multiple of G, v at most d."""
+    dtype = query.dtype
+    query, keys, values = map(for_products, (query, keys, values))
     width = values.shape[-1]
     missing = query.shape[-1] - width
     padded = functional.pad(values, (0, missing)) if missing else values
@@ -45,4 +49,4 @@ def attend_many(
         scale=scale,
         enable_gqa=query.shape[0] != keys.shape[0],
     )
-    return out[0, ..., :width]
+    return out[0, ..., :width].to(dtype)

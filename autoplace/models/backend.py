@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from autoplace import native
 from autoplace.native import Kernels
@@ -52,6 +53,22 @@ def _load() -> Kernels | None:
     if loaded is None:
         log.warning("no C++ compiler: the CPU operators run by plain torch, many times slower")
     return loaded
+
+
+@cache
+def _bf16_products_by_torch() -> bool:
+    """Whether oneDNN multiplies bf16 here; below AVX-512, torch does by scalar products of rows."""
+    return torch.backends.cpu.get_cpu_capability() not in ("AVX2", "DEFAULT")
+
+
+def torch_multiplies_well(x: Tensor) -> bool:
+    """Whether many rows like x are torch's: not bf16 on a CPU without AVX-512, six times slower."""
+    return x.is_cuda or x.dtype != torch.bfloat16 or _bf16_products_by_torch()
+
+
+def for_products(x: Tensor) -> Tensor:
+    """x, or x in float32 where torch's products are slow in its own type."""
+    return x if torch_multiplies_well(x) else x.float()
 
 
 @contextmanager

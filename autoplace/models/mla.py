@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from autoplace.architectures.geometry import Geometry, Mla
 from autoplace.models.attention import attend_many, attend_one
+from autoplace.models.backend import for_products
 from autoplace.models.basic import KvB
 from autoplace.models.gqa import Step
 from autoplace.models.kv_cache import CacheRows
@@ -86,9 +87,11 @@ class MlaAttention(nn.Module):
 
     def _expand_and_attend(self, query: Tensor, latent: Tensor, step: Step, heads: slice) -> Tensor:
         """Attention of some heads whose keys and values are expanded for the while: [h, T, v]."""
+        latent = for_products(latent)
         compressed, rope = torch.split(latent, [self.mla.kv_lora_rank, self.mla.qk_rope_dim], -1)
-        to_keys, to_values = self.kv_b_proj.keys, self.kv_b_proj.values
-        nope = torch.matmul(compressed, to_keys[heads].transpose(1, 2))  # [h, L, nope]
+        to_keys = for_products(self.kv_b_proj.keys[heads])
+        to_values = for_products(self.kv_b_proj.values[heads])
+        nope = torch.matmul(compressed, to_keys.transpose(1, 2))  # [h, L, nope]
         keys = torch.cat((nope, rope.expand(len(nope), -1, -1)), -1)
-        values = torch.matmul(compressed, to_values[heads].transpose(1, 2))  # [h, L, v]
+        values = torch.matmul(compressed, to_values.transpose(1, 2))  # [h, L, v]
         return attend_many(query[heads], keys, values, step.mask, self.scale)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from autoplace.models.backend import DTYPES, kernels
+from autoplace.models.backend import DTYPES, kernels, torch_multiplies_well
 from autoplace.native import Kernels, Weights
 from autoplace.operators import gpu_kernels
 from autoplace.operators.blocks import HostBlocks
@@ -22,9 +22,12 @@ DenseTriple = tuple[Tensor, Tensor, Tensor]
 
 
 def linear_from_dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[T, in] · [out, in]ᵀ + bias → [T, out]: one token by the kernel, more by torch's GEMM."""
+    """[T, in] · [out, in]ᵀ + bias → [T, out]: one token by the kernel, more by torch's GEMM.
+
+    But for bf16 on a CPU whose torch has no fast product of it.
+    """
     native = _kernels_for(x)
-    if native is None or x.shape[0] > 1:
+    if native is None or (x.shape[0] > 1 and torch_multiplies_well(x)):
         return functional.linear(x, weight, bias)
     y = _linear(native, x, _of_dense(weight), weight.shape[0])
     return y if bias is None else y + bias
