@@ -18,6 +18,8 @@ from tests.engine.host_capture import HostCapture
 from tests.engine.tiny import CONTEXT, EMULATED, load_tiny, placed, some_tokens, write_tiny
 
 NUM_PROMPT, NUM_DECODED = 5, 9
+KV_BOUNDS = {"f32": 1e-4, "f16": 1e-3, "q8_0": 2e-2}
+"""Of the largest logit: a value halfway between two steps of the cache's type may go either way."""
 
 
 def decoded(model: HybridModel, tokens: list[int]) -> torch.Tensor:
@@ -59,7 +61,8 @@ def test_recorded_decoding_gives_the_same_logits(
         model = load_tiny(gguf, spec, assignment, kv_type=kv_type)
         expected = decoded(model, tokens)
         model.use_graphs(HostCapture)
-        torch.testing.assert_close(decoded(model, tokens), expected, rtol=1e-4, atol=1e-4)
+        bound = KV_BOUNDS[kv_type] * float(expected.abs().max())
+        torch.testing.assert_close(decoded(model, tokens), expected, rtol=0, atol=bound)
         other = some_tokens(spec, 40)[-len(tokens) :]
         again = decoded(model, other)
         model.close()
