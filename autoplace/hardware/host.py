@@ -95,14 +95,21 @@ def _num_cores(cgroup: Path, proc: Path) -> int:
 
 
 def _cpu_model(proc: Path) -> str:
-    return "-".join(_cpu_info(proc, "model name").split()) or "unknown-host"
+    """As it is sold; a virtual machine that says `AMD EPYC` to every generation tells them apart by
+    their numbers: `AMD-EPYC-family-23-model-1`."""
+    name = "-".join(_cpu_info(proc, "model name").split()) or "unknown-host"
+    family, model = (_cpu_info(proc, key).strip() for key in ("cpu family", "model"))
+    if not family or any(character.isdigit() for character in name):
+        return name
+    return f"{name}-family-{family}-model-{model}"
 
 
 def _cpu_info(proc: Path, name: str) -> str:
     """What the first core's entry says; empty where it says nothing."""
     for line in _text(proc / "cpuinfo").splitlines():
-        if line.startswith(name):
-            return line.split(":", 1)[1]
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value
     return ""
 
 

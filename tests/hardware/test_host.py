@@ -35,6 +35,15 @@ def test_the_first_core_says_what_the_cpu_is_and_can(tmp_path: Path) -> None:
     assert detect_host(cgroup=tmp_path, proc=tmp_path / "no").model == "unknown-host"
 
 
+def test_generations_that_a_virtual_machine_calls_the_same_are_told_apart(tmp_path: Path) -> None:
+    entry = "cpu family\t: {}\nmodel\t\t: 1\nmodel name\t: AMD EPYC\n"
+    models = []
+    for family in (23, 25):
+        (tmp_path / "cpuinfo").write_text(entry.format(family))
+        models.append(detect_host(cgroup=tmp_path / "no", proc=tmp_path).model)
+    assert models == ["AMD-EPYC-family-23-model-1", "AMD-EPYC-family-25-model-1"]
+
+
 @pytest.mark.parametrize("where", ["", "user.slice", "user.slice/job"])
 def test_a_version_2_limit_anywhere_above_the_process_counts(tmp_path: Path, where: str) -> None:
     cgroup = tmp_path / "cgroup"
