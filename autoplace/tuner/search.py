@@ -142,6 +142,16 @@ class Search:
         self._count(told)
         self._retry(told)
         self._listener.finished(told, self.num_measured)
+        if told.state is TrialState.COMPLETE:
+            self._follow_up(told)
+
+    def _follow_up(self, told: FrozenTrial) -> None:
+        """What a measured trial is a reason for. Whatever happens here, it has been told."""
+        try:
+            self._sentinel.after(record_of(told), self._problem, self._preparer, self._runner)
+            self._enqueue_corrected()
+        except AutoplaceError as error:
+            self._end = str(error)
 
     def _try(self, trial: optuna.Trial) -> FrozenTrial:
         try:
@@ -160,13 +170,9 @@ class Search:
         if self._settings.prune and verdict is Zone.DOES_NOT_FIT:
             return tell_predicted_not_to_fit(self._study, trial, overrun_bytes)
         outcome = self._run(trial, candidate, is_close=verdict is Zone.CLOSE)
-        told = tell_outcome(
+        return tell_outcome(
             self._study, trial, outcome, overrun_bytes, max_kl=self._settings.max_kl
         )
-        if told.state is TrialState.COMPLETE:
-            self._sentinel.after(record_of(told), self._problem, self._preparer, self._runner)
-            self._enqueue_corrected()
-        return told
 
     def _run(self, trial: optuna.Trial, candidate: Candidate, *, is_close: bool) -> Outcome:
         """Measure it. A close call has to pass the longest prompt and one token first."""

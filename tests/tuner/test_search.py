@@ -259,6 +259,36 @@ def test_the_first_measured_placement_is_measured_again_every_few_trials(
     assert len(complete(study)) == 9
 
 
+def with_a_sentinel_that_raises(problem: Problem, error: BaseException) -> Scripted:
+    """The third run is the first measurement of the sentinel, after the second trial."""
+
+    def third(run: int, request: TrialRequest, outcome: Outcome) -> Outcome:
+        if run == 3:
+            raise error
+        return outcome
+
+    return Scripted(problem.spec, third)
+
+
+def test_ctrl_c_while_the_sentinel_is_measured_keeps_the_trial_before_it(
+    problem: Problem, study: optuna.Study
+) -> None:
+    runner = with_a_sentinel_that_raises(problem, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        search(problem, study, replace(EIGHT, sentinel_every=1), runner=runner)
+    assert len(complete(study)) == 2
+    assert not readings(study, SENTINEL)
+
+
+def test_an_error_while_the_sentinel_is_measured_ends_the_search_with_its_reason(
+    problem: Problem, study: optuna.Study
+) -> None:
+    runner = with_a_sentinel_that_raises(problem, AutoplaceError("cuda:0 misses 2 GiB"))
+    ended = search(problem, study, replace(EIGHT, sentinel_every=1), runner=runner)
+    assert ended == "cuda:0 misses 2 GiB"
+    assert len(complete(study)) == 2
+
+
 def test_the_users_rules_are_the_first_trial_even_outside_the_space(
     problem: Problem, study: optuna.Study
 ) -> None:
