@@ -1,7 +1,6 @@
 """Rates of the CPU operators at a model's shapes: weight bytes a second, and flops at prefill.
 
-What is measured is what the engine calls: the compiled kernels, and torch's product where a plain
-weight meets many tokens.
+What is timed is what the engine calls, on weights as it holds them (`probe_subjects`).
 """
 
 import time

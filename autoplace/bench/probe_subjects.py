@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from autoplace.architectures.spec import ModelSpec, Role
 from autoplace.models.huge_pages import host_bytes
 from autoplace.native import Kernels, Weights, marlin_bytes
+from autoplace.operators.host_kernels import linear_from_dense
 from autoplace.placement.options import GROUPS
 from autoplace.units import MIB
 from autoplace.weights.ggml import BLOCKS, GGMLType, TensorInfo
@@ -79,6 +79,12 @@ class Stack:
             return Weights(ptr, None, int(self.family[-1]))
         return Weights(ptr, self.ggml_type, interleaved=self.interleaved)
 
+    def plain(self, copy: int) -> Tensor:
+        """One matrix of the dense family: [rows, width]."""
+        start = copy % self.num_copies * self.copy_bytes
+        data = self.data[start : start + self.matrix_bytes]
+        return data.view(torch.bfloat16).view(self.rows, self.width)
+
 
 Interleaves = Callable[[GGMLType, int, int], bool]
 """Type, out features, in features → whether the engine interleaves such a matrix."""
@@ -115,19 +121,13 @@ class Linears:
     def run(self, kernels: Kernels, tokens: int, copy: int) -> None:
         """All of them on so many tokens."""
         for stack in self.stacks:
-            if self.family == "dense" and tokens > 1:
-                self._product(stack, tokens, copy)
+            if self.family == "dense":
+                linear_from_dense(_ones(tokens, stack.width), stack.plain(copy), None)
                 continue
             x, out = _rows(tokens, stack.width), _rows(tokens, stack.rows)
             shape = (tokens, stack.width, stack.rows)
             weights = stack.weights(copy)
             kernels.linear_of(x.ctypes.data, BF16, weights, shape, out.ctypes.data, BF16)
-
-    def _product(self, stack: Stack, tokens: int, copy: int) -> None:
-        start = copy % stack.num_copies * stack.copy_bytes
-        data = stack.data[start : start + stack.copy_bytes]
-        weight = data.view(torch.bfloat16).view(stack.rows, stack.width)
-        functional.linear(torch.ones(tokens, stack.width, dtype=torch.bfloat16), weight)
 
 
 class Experts:
@@ -206,6 +206,10 @@ def layer_experts(spec: ModelSpec, family: str, interleaves: Interleaves) -> Exp
 def usual_layer(spec: ModelSpec) -> int:
     """The first with routed experts; the last of a model that has none."""
     return spec.moe_layers[0] if spec.moe_layers else spec.geometry.num_layers - 1
+
+
+def _ones(tokens: int, width: int) -> Tensor:
+    return torch.ones(tokens, width, dtype=torch.bfloat16)
 
 
 def _rows(tokens: int, width: int) -> NDArray[np.uint16]:

@@ -22,8 +22,7 @@ class Device:
     uuid: str | None = None
     """Of a real GPU only."""
     has_bf16: bool = True
-    """Whether it multiplies bf16 by instructions of its own: torch's products in bf16 are many
-    times slower on a CPU that does not."""
+    """Whether it multiplies bf16 by instructions of its own, or has to widen it to float32."""
     endpoint: str | None = None
     """`host:port` of the llama.cpp RPC server that the device is; None for all others."""
 

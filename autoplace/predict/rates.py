@@ -21,10 +21,9 @@ COMPUTE_EFFICIENCY = 0.5
 CORE_BYTES_PER_S = {"blocks": 6e9, "marlin4": 6e9, "marlin8": 8e9, "dense": 10e9}
 """Of weights, that one core with vectors of 256 bit gets through at batch 1: what compute allows
 beside bandwidth. With the flops of a core it grows as their root: 1.4 times on a Zen 4."""
-NO_BF16 = {"linear": 0.13, "experts": 0.45}
+NO_BF16 = 0.45
 """Share of a host's sustained flops that plain weights reach at prefill if it has no instructions
-for bf16: in torch's products, and in the engine's own of experts (6 and 21 of 48 GFLOP/s on Zen 1).
-"""
+for bf16: 21 of 48 GFLOP/s of a Zen 1's core."""
 HALF_SATURATES = 2.0
 """Half of the cores saturate the memory."""
 
@@ -101,9 +100,8 @@ class HostSpeed:
         measured = self._rates.prefill_flops.get(f"{kind} {family}")
         if measured:
             return at({t: at_rows(curve, rows) for t, curve in measured.items()}, num_threads)
-        host, slow = self._machine.host, 1.0
-        if family == "dense" and not host.has_bf16:
-            slow = NO_BF16[kind]
+        host = self._machine.host
+        slow = NO_BF16 if family == "dense" and not host.has_bf16 else 1.0
         share = min(1.0, num_threads / self._machine.num_cores)
         return COMPUTE_EFFICIENCY * slow * host.flops * share
 
