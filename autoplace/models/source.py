@@ -51,7 +51,10 @@ class TensorSource:
         return self.info.shape[-2] if len(self.info.shape) > 1 else 1
 
     def chunks(self, allocator: Allocator) -> Iterator[tuple[int, int, Tensor]]:
-        """Matrix, first row and float32 [rows, width] of every chunk; the buffer is used again."""
+        """Matrix, first row and float32 [rows, width] of every chunk; the buffer is used again.
+
+        After the last one the file's pages are given back.
+        """
         n_bytes = load_transient_bytes(self.info.shape)
         rows = min(self.matrix_rows, load_chunk_rows(self.width))
         data = self.gguf.data(self.info.name).reshape(-1, self.matrix_rows, self.row_bytes)
@@ -63,6 +66,7 @@ class TensorSource:
                     out = buffer[: len(blocks)]
                     dequantize_into(blocks.reshape(-1), self.info.ggml_type, out.reshape(-1))
                     yield matrix, start, torch.from_numpy(out)
+        self.gguf.release(self.info.name)
 
     def fill(self, target: Tensor, place: Place, allocator: Allocator) -> None:
         """Dequantise into a tensor of the same shape, or a view, on a place, in its dtype."""
@@ -83,6 +87,7 @@ class TensorSource:
             source, ggml_type = self.gguf.data(self.info.name), self.info.ggml_type
             n, dtype = self.info.n_elements, DTYPES[target.dtype]
             native.dequantize(source.ctypes.data, ggml_type, n, target.data_ptr(), dtype)
+        self.gguf.release(self.info.name)
 
     @property
     def row_bytes(self) -> int:

