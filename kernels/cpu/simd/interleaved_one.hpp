@@ -23,20 +23,32 @@ constexpr bool sums_fit() {
   return !F::kSigned && 2 * 127 * kReach * (F::kScaleGroup / 4) <= 32767 * (F::kOffset == 0 ? 2 : 1);
 }
 
-// Byte N of every word, as two 16-bit numbers: in their low halves, or in their high halves.
-AUTOPLACE_INLINE Ints twice(Ints words, int64_t n, bool high) {
-  const int none = 0x80, byte = static_cast<int>(n);
-  const int first = high ? none | byte << 8 : byte | none << 8;
-  const int step = high ? 0x0400 : 0x0004;
-  const int lane = first | first << 16, next = step | step << 16;
-  const __m128i lanes = _mm_setr_epi32(lane, lane + next, lane + 2 * next, lane + 3 * next);
-  return _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(lanes));
-}
+// For byte n of every word of 32 bits: where it goes to become two 16-bit numbers, in their low halves, or in
+// their high halves.
+struct Twice {
+  alignas(32) int8_t low[4][32], high[4][32];
+
+  constexpr Twice() : low(), high() {
+    for (int n = 0; n < 4; ++n) {
+      for (int i = 0; i < 32; ++i) {
+        const int8_t byte = static_cast<int8_t>(i % 16 / 4 * 4 + n), none = -1;
+        low[n][i] = i % 2 == 0 ? byte : none;
+        high[n][i] = i % 2 == 0 ? none : byte;
+      }
+    }
+  }
+};
+constexpr Twice kTwice;
+
+AUTOPLACE_INLINE Ints twice(Ints words, int64_t n) { return _mm256_shuffle_epi8(words, load_ints(kTwice.low[n])); }
 
 template <class F>
 AUTOPLACE_INLINE Ints scale_pair(const Ints* scales, int64_t group) {
-  if constexpr (F::kSignedScales) return _mm256_srai_epi16(twice(scales[group / 4], group % 4, true), 8);
-  const Ints pair = twice(scales[group / 4], group % 4, false);
+  const int64_t word = group / 4, byte = group % 4;
+  if constexpr (F::kSignedScales) {
+    return _mm256_srai_epi16(_mm256_shuffle_epi8(scales[word], load_ints(kTwice.high[byte])), 8);
+  }
+  const Ints pair = twice(scales[word], byte);
   return F::kScaleBias == 0 ? pair : _mm256_sub_epi16(pair, _mm256_set1_epi16(F::kScaleBias));
 }
 
@@ -125,7 +137,7 @@ class UnitOfOne {
       if constexpr (F::kIntegerScales) {
         sum_[v] = mul_add(to_floats(dots[v]), d, sum_[v]);
         if constexpr (F::kHasMin) {
-          const Ints min = shift_right<16>(twice(mins_[v][within / 4], within % 4, false));
+          const Ints min = shift_right<16>(twice(mins_[v][within / 4], within % 4));
           less_[v] = mul_add(to_floats(min), all(sums[group]), less_[v]);
         }
       } else {
