@@ -197,10 +197,13 @@ class HybridModel:
         x = self._embedded(tokens)
         steps: dict[str, Step] = {}
         together = len(tokens) == 1 and kernels() is not None
+        before = self._embed.place
         for stretch, place in self._together if together else self._singly:
             if place.name not in steps:
                 steps[place.name] = self._forward.step(self.position, len(tokens), place)
-            x = stretch(self.hand_over(x, place), steps[place.name])
+            if place != before:
+                x, before = self.hand_over(x, place), place
+            x = stretch(x, steps[place.name])
         self.position += len(tokens)
         return cast(Tensor, self._norm(x))
 
