@@ -197,7 +197,7 @@ class HybridModel:
         x = self._embedded(tokens)
         steps: dict[str, Step] = {}
         together = len(tokens) == 1 and kernels() is not None
-        before = self._embed.place
+        before = cast(Place, self._embed.place)
         for stretch, place in self._together if together else self._singly:
             if place.name not in steps:
                 steps[place.name] = self._forward.step(self.position, len(tokens), place)

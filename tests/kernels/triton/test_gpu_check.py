@@ -119,6 +119,7 @@ def test_decoding_with_recorded_pieces_passes_on_a_tiny_model() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_every_stage_passes_by_the_interpreter() -> None:
     code, rows = run_check()
     assert code == 0, rows
