@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autoplace.engine.model import HybridModel
+from autoplace.engine.one_token import stretches
 from autoplace.models.backend import decode_kernels, kernels, slow_twin
 from autoplace.models.layer import DecoderLayer
 from autoplace.native_decode import Role
@@ -89,3 +90,27 @@ def test_rotations_of_single_positions_are_those_of_the_whole_prompt(tiny_folder
     for position in (0, 63, 64, 69, 1):
         one = model._forward.turns(position, position + 1, place)
         assert torch.equal(one, every[position : position + 1])
+
+
+@pytest.mark.parametrize("devices", [("cpu",), ("cuda:0", "cuda:1")])
+def test_neighbouring_layers_of_a_device_are_one_call(
+    tiny_folder: Path, devices: tuple[str, ...]
+) -> None:
+    gguf, spec = write_tiny(tiny_folder, "tiny-v3", "q8_0")
+    model = load_tiny(gguf, spec, placed(spec, layer_devices=devices))
+    assert [place.name for _, place in stretches(model.layers, model.places)] == list(devices)
+
+
+def test_a_layer_that_the_kernels_do_not_know_stands_between_two_calls(tiny_folder: Path) -> None:
+    gguf, spec = write_tiny(tiny_folder, "tiny-v3", "q8_0")
+    model = load_tiny(gguf, spec, placed(spec))
+    tokens = some_tokens(spec, NUM_PROMPT + 2)
+    expected = decoded(model, tokens, by_modules=False)
+    middle = model.layers[1]
+    assert isinstance(middle, DecoderLayer)
+    middle.feed_forward_of_one = None
+    apart = stretches(model.layers, model.places)
+    assert [call is middle for call, _ in apart] == [False, True, False]
+    model._together = apart
+    got = decoded(model, tokens, by_modules=False)
+    assert (got - expected).abs().max() <= 0.1 * expected.abs().max()
