@@ -6,8 +6,10 @@
 
 A second call with the same DIR goes on where the first one ended; --again only analyses.
 
-Measures at least 20 placements drawn over the space, the obvious and the solved among them, and
-compares four models: the profile's starting values, the probe, the probe corrected by three runs
+Measures at least 20 placements drawn over the space, the obvious and the solved among them, in turn
+and in several rounds, of which the median counts: a machine that others use drifts. What two rounds
+say of each other (the noise, and their own Spearman) is what no model can beat. Then compares four
+models: the profile's starting values, the probe, the probe corrected by three runs
 (judged on the others), and the probe corrected by all (each judged without its own run). At the
 end some placements are loaded once more to see what their processes really take. The accuracy.json
 in DIR has all of it, with the date and the machine.
@@ -58,9 +60,7 @@ NUM_TRIES = 3
 DISTURBED = (Status.UNSTABLE.value, Status.CONTENDED.value)
 MOST_WAITING = 0.1
 """Of the time, for a CPU; and of the CPU time, by others: beyond both, a run is made again."""
-STRANGE = 1.5
-"""A run this many times slower than the others' common ratio to the model is made once more, and
-the faster of both counts: others on the machine make runs slower, never faster."""
+FIGURES = ("decode_tok_per_s", "prefill_latency_s")
 RUNS, PROBE, PEAKS = "runs.json", "probe.json", "peaks.json"
 NUM_PROBES, QUIET = 3, 0.05
 """A probe that others took more of the CPU time from is made again; the quietest one counts."""
@@ -120,8 +120,8 @@ def report(problem: Problem, folder: Path) -> None:
     used = read_runs(folder / PEAKS)
     print_table(problem, accuracies)
     equal = sum(map(equal_bytes, runs))
+    print(noise_line(runs))
     print(f"declared peaks equal to the plan's on every device: {equal} of {len(runs)} runs")
-    print(f"made again, since far slower than the rest: {sum('made_again' in r for r in runs)}")
     print(f"planned to fit and out of memory: {sum(map(is_false_fit, every))}")
     for one in used:
         over = one["used_bytes"] - one["declared_bytes"]
@@ -135,6 +135,7 @@ def report(problem: Problem, folder: Path) -> None:
         "model": problem.spec.name,
         "workload": problem.workload.name,
         "accuracies": [asdict(one) for one in accuracies],
+        "noise": noise_line(runs),
         "num_equal_bytes": equal,
         "num_false_fits": sum(map(is_false_fit, every)),
         "peaks": used,
@@ -175,25 +176,44 @@ def peaks(problem: Problem, runs: Sequence[Mapping[str, Any]]) -> list[dict[str,
 def measure_all(
     problem: Problem, runner: Runner, path: Path, arguments: argparse.Namespace
 ) -> None:
-    """Run different placements that fit, as plain data; those in the file already are not run."""
+    """Run different placements that fit, round by round, as plain data; what the file has stays."""
     preparer = Preparer(problem)
     chosen = placements(problem, preparer, arguments.placements, arguments.seed)
     runs = read_runs(path)
-    for placement, settings in chosen[len(runs) :]:
-        runs.append(run_steadily(preparer.prepare(placement, settings), problem, runner))
-        path.write_text(json.dumps(runs))
-        print(f"{len(runs)}: {summary(runs[-1])}", flush=True)
-    for index, run in enumerate(runs):
-        if run.get("status") in DISTURBED:
-            runs[index] = run_steadily(preparer.prepare(*chosen[index]), problem, runner)
+    for number in range(arguments.rounds):
+        for index, one in enumerate(chosen):
+            if index < len(runs) and runs[index]["num_rounds"] > number:
+                continue
+            run = run_steadily(preparer.prepare(*one), problem, runner)
+            runs[index : index + 1] = [merged(runs[index] if index < len(runs) else {}, run)]
             path.write_text(json.dumps(runs))
-            print(f"{index + 1} later: {summary(runs[index])}", flush=True)
-    for index in strange(problem, runs, load_calibration(path.with_name(PROBE))):
-        again = run_steadily(preparer.prepare(*chosen[index]), problem, runner)
-        print(f"{index + 1} again: {summary(again)}, before {summary(runs[index])}", flush=True)
-        better = again.get("decode_tok_per_s", 0.0) > runs[index]["decode_tok_per_s"]
-        runs[index] = (again if better else runs[index]) | {"made_again": True}
-        path.write_text(json.dumps(runs))
+            print(f"round {number + 1}, {index + 1}: {summary(run)}", flush=True)
+
+
+def merged(before: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """All rounds of one placement; a round that gave no number is counted only."""
+    both: dict[str, Any] = {**before, **run}
+    both["num_rounds"] = before.get("num_rounds", 0) + 1
+    if "decode_tok_per_s" not in both:
+        return both
+    both.pop("status", None)
+    for figure in FIGURES:
+        rounds = [*before.get(f"{figure}_by_round", []), *([run[figure]] if figure in run else [])]
+        both |= {f"{figure}_by_round": rounds, figure: float(np.median(rounds))}
+    return both
+
+
+def noise_line(runs: Sequence[Mapping[str, Any]]) -> str:
+    """How far two rounds of the same placements are apart, and how alike their rankings are."""
+    twice = [run for run in runs if len(run["decode_tok_per_s_by_round"]) > 1]
+    if len(twice) < 2:
+        return "one round only: the noise of a run is not known"
+    said = []
+    for figure in FIGURES:
+        first, second = (np.array([run[f"{figure}_by_round"][i] for run in twice]) for i in (0, 1))
+        apart = float(np.abs(first / second - 1).mean())
+        said.append(f"{apart:.1%} apart, Spearman {spearman(first, second):.3f}")
+    return f"two rounds of {len(twice)} placements: decode {said[0]}; prefill {said[1]}"
 
 
 def run_steadily(candidate: Candidate, problem: Problem, runner: Runner) -> dict[str, Any]:
@@ -203,25 +223,6 @@ def run_steadily(candidate: Candidate, problem: Problem, runner: Runner) -> dict
         if outcome.status.value not in DISTURBED:
             break
     return as_data(candidate, outcome)
-
-
-def strange(
-    problem: Problem, runs: Sequence[Mapping[str, Any]], probed_calibration: Calibration
-) -> list[int]:
-    """Runs far slower than the probe says, by the others' common ratio; each once only."""
-    model = model_of(problem, probed_calibration)
-    ratios = {}
-    for index, run in enumerate(runs):
-        if "status" not in run:
-            placement = placement_from_json(run["placement"])
-            prediction = model.predict(placement, RunSettings(**run["settings"]))
-            ratios[index] = prediction.decode_tok_per_s / run["decode_tok_per_s"]
-    common = float(np.median(list(ratios.values())))
-    return [
-        index
-        for index, ratio in ratios.items()
-        if ratio > STRANGE * common and not runs[index].get("made_again")
-    ]
 
 
 def read_runs(path: Path) -> list[dict[str, Any]]:
@@ -393,7 +394,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--hardware", default="emulated-256-128mib")
     parser.add_argument("--placements", type=int, default=24)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("/tmp/autoplace-accuracy"))
     parser.add_argument("--again", action="store_true", help="analyse what is in --out")
