@@ -119,7 +119,11 @@ def resident_bytes() -> int:
 
 
 def limits() -> tuple[float | None, float]:
-    """Bytes read a second by all threads in GB/s, and a 2048³ bf16 product in TFLOP/s."""
+    """Bytes read a second by all threads in GB/s, and a bf16 product in TFLOP/s.
+
+    The product is 2048³, or 512³ where torch takes more than a tenth of a second for that: below
+    AVX-512 it multiplies bf16 by scalar products of rows, and 2048³ would take minutes.
+    """
     import torch
 
     from autoplace.models.backend import kernels
@@ -127,12 +131,15 @@ def limits() -> tuple[float | None, float]:
 
     native, data = kernels(), host_bytes(512 << 20).numpy()
     data[:] = 1
-    a = torch.ones(2048, 2048, dtype=torch.bfloat16)
+    small, large = (torch.ones(n, n, dtype=torch.bfloat16) for n in (512, 2048))
+    slow = min(timed(None, lambda: small @ small) for _ in range(2)) > 0.1
+    a = small if slow else large
     product_s = min(timed(None, lambda: a @ a) for _ in range(5))
+    tflop_per_s = 2 * len(a) ** 3 / product_s / 1e12
     if native is None:
-        return None, 2 * 2048**3 / product_s / 1e12
+        return None, tflop_per_s
     read_s = median(timed(None, lambda: native.read(data)) for _ in range(7))
-    return data.nbytes / read_s / 1e9, 2 * 2048**3 / product_s / 1e12
+    return data.nbytes / read_s / 1e9, tflop_per_s
 
 
 def in_a_process(arguments: argparse.Namespace) -> Run:
