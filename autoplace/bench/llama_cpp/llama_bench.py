@@ -41,16 +41,17 @@ def measure_with_bench(
     request: TrialRequest,
     run: LlamaCppRun,
     *,
+    tensor_bytes: int,
     servers: Callable[[], Iterable[int]],
     deadline_s: float,
     repeats_until_s: float,
 ) -> Measured:
     """Rounds of repeats until they settle. Raise `ProgramFailedError`, `AutoplaceError`.
 
-    `servers`: pids of RPC servers. No round begins that would, by the last one, end after
-    `repeats_until_s`; a call that is not over by `deadline_s` is killed.
+    `tensor_bytes`: of all the model's. `servers`: pids of RPC servers. No round begins that would,
+    by the last one, end after `repeats_until_s`; a call that is not over by `deadline_s` is killed.
     """
-    bench = _Bench(request, run, servers, deadline_s)
+    bench = _Bench(request, run, tensor_bytes, servers, deadline_s)
     settings, workload = request.measure, request.workload
     num_decoded = max(1, workload.output_tokens - 1)
     by_device = bench.memory_of_the_whole_context(num_decoded)
@@ -76,7 +77,7 @@ def measure_with_bench(
             cut_short = len(prefill_s) < settings.max_repeats
             break
     for test in tests:
-        by_device = larger(by_device, buffers(test.ended.log, request.machine))
+        by_device = larger(by_device, bench.buffers_of(test.ended))
     return Measured(
         Measurement(tuple(prefill_s), tuple(decode_s), num_decoded, usage(), cut_short),
         by_device,
@@ -93,10 +94,11 @@ class _Bench:
         self,
         request: TrialRequest,
         run: LlamaCppRun,
+        tensor_bytes: int,
         servers: Callable[[], Iterable[int]],
         deadline_s: float,
     ) -> None:
-        self._request = request
+        self._request, self._tensor_bytes = request, tensor_bytes
         self._program = run.tools.programs[BENCH]
         self._words = run.args.to_command(self._program.path)
         self._servers = servers
@@ -110,7 +112,10 @@ class _Bench:
             return {}
         words = ["-p", str(workload.context_tokens), "-n", "0", "-r", "0", "--no-warmup"]
         ended = self._call(words, TimedUsage(list))
-        return buffers(ended.log, self._request.machine)
+        return self.buffers_of(ended)
+
+    def buffers_of(self, ended: Ended) -> dict[str, DeviceBytes]:
+        return buffers(ended.log, self._request.machine, tensor_bytes=self._tensor_bytes)
 
     def test(self, *, prompt: int, output: int, depth: int, repeats: int) -> _Tested:
         words = [f"-p {prompt}", f"-n {output}", f"-d {depth}", f"-r {repeats}"]

@@ -39,6 +39,9 @@ _ERRORS = (
     re.compile(r"GGML_ASSERT\((?P<why>.*)"),
 )
 _KINDS = {"model": "weights", "KV": "kv_cache", "RS": "kv_cache", "state": "kv_cache"}
+"""Of shards and of caches with and without a window there is a line each; compute buffers are
+logged again when they have grown."""
+_MAPPED = "_Mapped"
 
 
 @dataclass(frozen=True)
@@ -61,21 +64,39 @@ def device_of(buffer: str, machine: Machine) -> str:
     return f"cuda:{numbered[1]}" if numbered else "cpu"
 
 
-def buffers(log: Sequence[str], machine: Machine) -> dict[str, DeviceBytes]:
+def buffers(
+    log: Sequence[str], machine: Machine, *, tensor_bytes: int | None = None
+) -> dict[str, DeviceBytes]:
     """Bytes by device of the model and context that were made last.
 
-    Exact to 0.01 MiB a buffer. What the driver's context takes is not in them.
+    Exact to 0.01 MiB a buffer. What the driver's context takes is not in them. The log has the
+    whole span of the file that is mapped, whose tensors may be copied elsewhere: with
+    `tensor_bytes`, of all the model's, no more of it is counted than other buffers leave.
     """
-    found: dict[tuple[str, str], int] = {}
+    found: dict[tuple[str, str], int] = defaultdict(int)
     for line in log:
         if _NEW_MODEL in line:
             found.clear()
         elif _NEW_CONTEXT in line:
-            found = {key: size for key, size in found.items() if key[1] == "model"}
+            for key in [key for key in found if key[1] != "model"]:
+                del found[key]
         match = _BUFFER.search(line)
         if match:
-            found[match["buffer"], match["kind"]] = round(float(match["mib"]) * MIB)
+            key = match["buffer"], match["kind"]
+            before = found[key] if match["kind"] in _KINDS else 0
+            found[key] = before + round(float(match["mib"]) * MIB)
+    if tensor_bytes is not None:
+        found |= _used_of_mapped(found, tensor_bytes)
     return _by_device(found, machine)
+
+
+def _used_of_mapped(
+    found: Mapping[tuple[str, str], int], tensor_bytes: int
+) -> dict[tuple[str, str], int]:
+    weights = {buffer: size for (buffer, kind), size in found.items() if kind == "model"}
+    mapped = {buffer for buffer in weights if buffer.endswith(_MAPPED)}
+    left = tensor_bytes - sum(size for buffer, size in weights.items() if buffer not in mapped)
+    return {(buffer, "model"): max(0, min(weights[buffer], left)) for buffer in mapped}
 
 
 def _by_device(found: Mapping[tuple[str, str], int], machine: Machine) -> dict[str, DeviceBytes]:

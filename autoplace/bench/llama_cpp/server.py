@@ -30,6 +30,7 @@ def measure_with_server(
     run: LlamaCppRun,
     *,
     vocab: int,
+    tensor_bytes: int,
     servers: Callable[[], Iterable[int]],
     deadline_s: float,
     repeats_until_s: float,
@@ -53,9 +54,8 @@ def measure_with_server(
             repeats_until_s=repeats_until_s,
         )
         log = program.end().log
-    return Measured(
-        measurement, buffers(log, request.machine), load_s, build=run.tools.version, log=log
-    )
+    by_device = buffers(log, request.machine, tensor_bytes=tensor_bytes)
+    return Measured(measurement, by_device, load_s, build=run.tools.version, log=log)
 
 
 def _server_command(run: LlamaCppRun, args: LlamaCppArgs) -> tuple[list[str], str]:

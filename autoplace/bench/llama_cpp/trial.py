@@ -24,6 +24,7 @@ from autoplace.bench.metrics import Basis, Metrics, Outcome, Status
 from autoplace.bench.request import LlamaCppRun, TrialRequest
 from autoplace.bench.residency import resident_share, warm
 from autoplace.errors import AutoplaceError
+from autoplace.export.llama_cpp.layout import EMBEDDING
 from autoplace.hardware.activity import gpus_in_use
 from autoplace.units import format_bytes
 from autoplace.weights.gguf_file import GGUFFile
@@ -44,6 +45,13 @@ class _Opened:
     @property
     def basis(self) -> Basis:
         return Basis.of(self.request.machine)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Of all tensors; a tied output may be held again."""
+        tied = self.spec.geometry.tied_embeddings
+        again = self.spec.tensors[EMBEDDING].n_bytes if tied else 0
+        return sum(info.n_bytes for info in self.spec.tensors.values()) + again
 
 
 def run_llama_cpp_trial(request: TrialRequest) -> Outcome:
@@ -108,6 +116,7 @@ def _measure(opened: _Opened, servers: tuple[RpcServer, ...], start_s: float) ->
         return measure_with_bench(
             request,
             opened.run,
+            tensor_bytes=opened.tensor_bytes,
             servers=pids,
             deadline_s=deadline_s,
             repeats_until_s=repeats_until_s,
@@ -116,6 +125,7 @@ def _measure(opened: _Opened, servers: tuple[RpcServer, ...], start_s: float) ->
         request,
         opened.run,
         vocab=opened.spec.geometry.vocab,
+        tensor_bytes=opened.tensor_bytes,
         servers=pids,
         deadline_s=deadline_s,
         repeats_until_s=repeats_until_s,

@@ -39,6 +39,37 @@ def test_a_second_context_replaces_the_first_but_not_the_model() -> None:
     assert found["cpu"].workspace == 0
 
 
+def test_shards_and_two_caches_add_up_while_a_grown_compute_buffer_replaces() -> None:
+    more = [
+        "load_tensors:   CPU_Mapped model buffer size =    10.00 MiB",
+        "llama_kv_cache: RPC0[127.0.0.1:15052] KV buffer size =     1.00 MiB",
+        "sched_reserve: RPC0[127.0.0.1:15052] compute buffer size =     3.00 MiB",
+    ]
+    found = buffers([*LOG, *more], machine("rpc-64-128mib"))
+    assert found["cpu"].weights == round(28.69 * MIB) + 10 * MIB
+    assert found["rpc:0"].kv_cache == 5.5 * MIB
+    assert found["rpc:0"].workspace == 3 * MIB
+
+
+@pytest.mark.parametrize(("all_mib", "mapped_mib"), [(100, 9), (119, 28), (200, 28.69), (80, 0)])
+def test_of_a_mapped_file_no_more_is_counted_than_other_buffers_leave(
+    all_mib: int, mapped_mib: float
+) -> None:
+    """50 and 41 MiB are on the servers."""
+    found = buffers(LOG, machine("rpc-64-128mib"), tensor_bytes=all_mib * MIB)
+    assert found["cpu"].weights == round(mapped_mib * MIB)
+    assert found["rpc:0"].weights == 50 * MIB
+
+
+def test_weights_that_are_repacked_are_not_counted_where_they_came_from() -> None:
+    log = [
+        "load_tensors: loading model tensors, this can take a while... (mmap = true)",
+        "load_tensors:   CPU_Mapped model buffer size =    90.00 MiB",
+        "load_tensors:   CPU_REPACK model buffer size =    60.00 MiB",
+    ]
+    assert buffers(log, machine(), tensor_bytes=95 * MIB)["cpu"].weights == 95 * MIB
+
+
 @pytest.mark.parametrize(
     ("buffer", "device"),
     [("CUDA1", "cuda:1"), ("CUDA_Host", "cpu"), ("CPU_REPACK", "cpu"), ("CPU_Mapped", "cpu")],
