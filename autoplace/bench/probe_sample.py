@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -45,8 +46,10 @@ CHUNKS = (32, 128)
 DECODED = 8
 SHORT, LONG = 16, 768
 """Positions in the cache while tokens are decoded."""
-NUM_REPEATS, NUM_ROUNDS = 2, 2
-"""Everything is timed in rounds, so that what disturbs one of them is seen in the other."""
+NUM_REPEATS = 2
+ROUNDS = ((1, *CHUNKS), (1,), CHUNKS)
+"""Tokens of the passes, round by round, so that what disturbs one is seen in another. Decode comes
+again first: it takes less time, and others on the machine disturb it more."""
 LEAST_REPEAT_S = 0.12
 """Of one repeat: short calls are made again until then."""
 LONG_CALL_S = 0.3
@@ -196,7 +199,7 @@ def time_sample(
     deadline_s: float,
     interleave: str = "auto",
 ) -> Iterator[Timed]:
-    """Passes under every placement and number of threads, the most threads first, round by round.
+    """Passes under every placement and number of threads, the most threads first, in `ROUNDS`.
 
     What is late is left out; `deadline_s` is on `time.monotonic`'s clock. `interleave`: as the
     engine is told to.
@@ -204,7 +207,7 @@ def time_sample(
     with TemporaryDirectory(prefix="autoplace-probe-") as folder:
         sample = write_sample(spec, Path(folder))
         placements = list(sample_placements(sample.spec, machine, families))
-        for number, placement in enumerate(placements * NUM_ROUNDS):
+        for lengths, placement in product(ROUNDS, placements):
             if time.monotonic() > deadline_s:
                 return
             try:
@@ -220,7 +223,8 @@ def time_sample(
                         sample,
                         placement,
                         num_threads,
-                        positions=(SHORT, LONG) if number % len(placements) == 0 else (SHORT,),
+                        lengths,
+                        positions=(SHORT, LONG) if placement is placements[0] else (SHORT,),
                         deadline_s=deadline_s,
                     )
             finally:
@@ -246,11 +250,12 @@ def _passes(
     sample: Sample,
     placement: Placement,
     num_threads: int,
+    lengths: Sequence[int],
     *,
     positions: Sequence[int],
     deadline_s: float,
 ) -> Iterator[Timed]:
-    """Decode at the positions, then the chunks; none starts after the deadline."""
+    """Passes of so many tokens, decode at the positions; none starts after the deadline."""
     rng = np.random.default_rng(0)
     vocab, context = sample.spec.geometry.vocab, sample.workload.context_tokens
 
@@ -263,11 +268,11 @@ def _passes(
         model.reset()
         int(model.prefill(chunk).argmax())
 
-    for position in positions:
+    for position in positions if 1 in lengths else ():
         if position + DECODED <= context and time.monotonic() < deadline_s:
             spread = _times(partial(decode, position), DECODED)
             yield Timed(sample.spec, placement, num_threads, 1, position, spread)
-    for tokens in CHUNKS:
+    for tokens in (length for length in lengths if length > 1):
         chunk = [int(token) for token in rng.integers(0, vocab, tokens)]
         if tokens <= context and time.monotonic() < deadline_s:
             spread = _times(partial(prefill, chunk), 1)
